@@ -1,0 +1,29 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+export FLWR_TELEMETRY_ENABLED := 0
+export FLWR_DISABLE_UPDATE_CHECK := 1
+
+.PHONY: install demo test test-slow lint
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: install
+	rm -rf runs/demo
+	$(BIN)/fedopt compare --algorithms padamfed,fedavg --set output.directory=runs/demo
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -m "not slow"
+
+test-slow: install
+	$(BIN)/pytest -m slow

@@ -1,0 +1,47 @@
+"""Federated optimisation on Flower: rules that converge on heterogeneous data, ready to deploy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import RunConfig
+    from .errors import ConfigError, DataError, FedoptError, MessageError, ModelError, RunError
+    from .experiment import Result, resume, simulate
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "RunConfig": "config",
+    "ConfigError": "errors",
+    "DataError": "errors",
+    "FedoptError": "errors",
+    "MessageError": "errors",
+    "ModelError": "errors",
+    "RunError": "errors",
+    "Result": "experiment",
+    "resume": "experiment",
+    "simulate": "experiment",
+}
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "FedoptError",
+    "MessageError",
+    "ModelError",
+    "Result",
+    "RunConfig",
+    "RunError",
+    "resume",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: torch and flwr take seconds, and the CLI must answer at once."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

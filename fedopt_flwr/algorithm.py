@@ -1,0 +1,152 @@
+"""The contract between a federated rule and everything that runs it.
+
+A rule is a frozen set of hyperparameters with pure methods; its state is passed in and returned.
+Tensors are flat float32 vectors of shape [size] (see `vectors.FlatModel`); a leading client axis is
+allowed, so rules reduce over the last dimension only. `delta` is new minus old everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ClientId: TypeAlias = int | str
+Arrays: TypeAlias = "dict[str, Tensor]"
+ClientState: TypeAlias = "dict[str, Tensor]"
+
+
+class Objective(Protocol):
+    """One client's F_i for one round; loss, weight decay and the choice of batches belong to it."""
+
+    @property
+    def num_examples(self) -> int: ...  # n_i
+
+    @property
+    def num_steps(self) -> int: ...  # K_i, the number of batches in this round
+
+    def working_copy(self, x: Tensor) -> Tensor:
+        """Return a copy of `x` that `gradient` reads without another copy; change it in place."""
+
+    def batches(self) -> Iterator[Any]:
+        """Yield this round's K_i minibatches, the same ones on every call."""
+
+    def gradient(self, y: Tensor, batch: Any) -> Tensor:
+        """Return ∇F(y; batch); the tensor is overwritten by the next call."""
+
+    def full_gradient(self, y: Tensor) -> Tensor:
+        """Return the gradient at `y` over all n_i examples; overwritten by the next call."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is fixed before round 1; all that a rule may derive its step sizes from."""
+
+    num_clients: int  # N
+    clients_per_round: int  # S
+    num_rounds: int  # T
+    num_examples: Mapping[ClientId, int]  # n_i
+    local_steps: Mapping[ClientId, int]  # K_i
+    importance: Mapping[ClientId, float]  # p_i, sums to 1
+
+    @property
+    def mean_local_steps(self) -> float:
+        """K: the mean of K_i over all N clients."""
+        return sum(self.local_steps.values()) / len(self.local_steps)
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """The plan and the server's vectors by name; "model" (x) is always among them."""
+
+    plan: Plan
+    vectors: Mapping[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.vectors[name]
+
+    def replace(self, **vectors: Tensor) -> ServerState:
+        """Return this state with some vectors exchanged or added."""
+        return replace(self, vectors={**self.vectors, **vectors})
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one client sent in one round, with the weights the server gives it."""
+
+    client_id: ClientId
+    upload: Mapping[str, Tensor]
+    weight: float  # w_i
+    importance: float  # p_i
+    num_steps: int  # K_i
+
+
+class Algorithm(BaseModel):
+    """Base of all rules. Class attributes say what travels; methods stand in the order of a round.
+
+    `broadcast_names` and `upload_names` are the arrays of a training round; `start_names` those of
+    the start pass (round 0, all clients), empty for rules without one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str]
+    broadcast_names: ClassVar[tuple[str, ...]] = ("model",)
+
+    @property
+    def upload_names(self) -> tuple[str, ...]:
+        return ("delta",)
+
+    @property
+    def start_names(self) -> tuple[str, ...]:
+        return ()
+
+    def resolve(self, plan: Plan) -> Self:
+        """Return a copy whose open hyperparameters (None) are computed from the plan."""
+        return self
+
+    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
+        """Return the server's state before round 1 at the initial model `x`."""
+        return ServerState(plan, {"model": x})
+
+    def init_client(self, size: int) -> ClientState:
+        """Return a client's state before it first takes part; {} for stateless rules."""
+        return {}
+
+    def client_start(
+        self, received: Arrays, client_state: ClientState, objective: Objective
+    ) -> tuple[Arrays, ClientState]:
+        """Run the start pass on one client: no movement, only what round 1 needs to know."""
+        raise TypeError(f"{self.name}: has no start pass")
+
+    def server_start(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        """Take in the start pass; a client without a reply counts with its initial state."""
+        raise TypeError(f"{self.name}: has no start pass")
+
+    def broadcast(self, state: ServerState) -> Arrays:
+        """Return what travels down, by name."""
+        return {"model": state["model"]}
+
+    def client_update(
+        self, received: Arrays, client_state: ClientState, objective: Objective
+    ) -> tuple[Arrays, ClientState]:
+        """Train on one client; return what travels up and the client's next state."""
+        raise TypeError(f"{type(self).__name__}: client_update is missing; a rule must define it")
+
+    def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        """Take in the replies of a round, which are sorted by client id and never empty."""
+        raise TypeError(f"{type(self).__name__}: server_update is missing; a rule must define it")
+
+
+def weighted_sum(terms: Sequence[tuple[float, Tensor]]) -> Tensor:
+    """Return Σ weight · vector, added in the given order into one new vector."""
+    first_weight, first = terms[0]
+    total = first * first_weight
+    for weight, vector in terms[1:]:
+        total.add_(vector, alpha=weight)
+    return total

@@ -1,0 +1,124 @@
+"""PAdaMFed: normalised local steps, control variates and momentum, with no rate to tune.
+
+Yan, Zhang, Wang, Cao: "Problem-Parameter-Free Federated Learning", ICLR 2025, Algorithm 1 (line
+numbers below are its own); step sizes from Theorem 1: η = 1/(K√T), γ = (SK)^¼/T^¾, β = √(SK/T).
+Deviations: c_i⁺ − c_i travels up instead of c_i⁺, so that both sides add the same numbers; with
+unequal local steps K is the mean of K_i over all clients and Δ̄ = K Σ w_i Δ_i/K_i; η_g = γ/(ηK); β is
+capped at 1 (when T < SK), with a warning. Line 9 of the preprint sums k = 1..K; the text and
+Algorithm 1 of the conference paper use the K gradients of the loop, k = 0..K−1, and so do we.
+`normalize = false` is the paper's ablation; β = 1 is SCAFFOLD with normalised steps.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from pydantic import Field
+
+from ..algorithm import Arrays, ClientState, Objective, Plan, Reply, ServerState, weighted_sum
+from ..errors import FedoptWarning
+from ._control_variates import ControlVariateRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_TINY = 1.1754943508222875e-38  # smallest normal float32: 0/_TINY is 0, so u = 0 moves nothing
+
+
+class PAdaMFed(ControlVariateRule):
+    """u = β(∇F(y;ξ) − c_i + c) + (1−β)g; y ← y − η u/‖u‖, K times; x ← x + η_g Δ̄;
+    g ← β(Σ w_i(c_i⁺ − c_i) + c) + (1−β)g; c ← c + Σ p_i(c_i⁺ − c_i)."""
+
+    name: ClassVar[str] = "padamfed"
+    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "direction")
+
+    client_learning_rate: float | None = Field(
+        None, gt=0, title="η", description="client step size; derived: 1/(K√T)"
+    )
+    server_learning_rate: float | None = Field(
+        None, gt=0, title="η_g", description="relative server step; derived: γ/(ηK), γ=(SK)^¼/T^¾"
+    )
+    momentum: float | None = Field(
+        None, ge=0, le=1, title="β", description="weight of the new gradient; derived: √(SK/T)"
+    )
+    normalize: bool = Field(True, description="divide every local direction by its norm")
+
+    @property
+    def upload_names(self) -> tuple[str, ...]:
+        return ("delta", "control_variate_change")
+
+    def resolve(self, plan: Plan) -> Self:
+        samples, horizon = plan.clients_per_round * plan.mean_local_steps, plan.num_rounds  # SK, T
+        eta, beta = self.client_learning_rate, self.momentum
+        if eta is None:
+            eta = 1 / (plan.mean_local_steps * math.sqrt(horizon))
+        if beta is None:
+            beta = min(1.0, math.sqrt(samples / horizon))
+            if horizon < samples:
+                warnings.warn(
+                    f"algorithm.momentum: the theorem's √(SK/T) = {math.sqrt(samples / horizon):.3g}"
+                    f" exceeds 1 as T = {horizon} < SK = {samples:g}; 1 is used, which means no "
+                    "momentum; more rounds or fewer local steps would avoid that",
+                    FedoptWarning,
+                    stacklevel=2,
+                )
+        gamma = samples**0.25 / horizon**0.75
+        eta_g = self.server_learning_rate or gamma / (eta * plan.mean_local_steps)
+        derived = {"client_learning_rate": eta, "server_learning_rate": eta_g, "momentum": beta}
+        return self.model_copy(update=derived)
+
+    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
+        return super().init_server(x, plan).replace(server_momentum=x.new_zeros(x.shape))
+
+    def server_start(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        state = super().server_start(state, replies)
+        return state.replace(server_momentum=state["control_variate"])  # line 1: g = c
+
+    def broadcast(self, state: ServerState) -> Arrays:
+        c, g, beta = state["control_variate"], state["server_momentum"], self._beta
+        return {"model": state["model"], "direction": (c * beta).add_(g, alpha=1 - beta)}  # line 17
+
+    def client_update(
+        self, received: Arrays, client_state: ClientState, objective: Objective
+    ) -> tuple[Arrays, ClientState]:
+        import torch
+
+        eta, beta = self.client_learning_rate or 0.0, self._beta
+        x, d, c_i = received["model"], received["direction"], client_state["control_variate"]
+        y = objective.working_copy(x)
+        offset = d.sub(c_i, alpha=beta)  # d − βc_i, the same at every step
+        u, gradient_sum = y.new_zeros(y.shape), y.new_zeros(y.shape)
+        for batch in objective.batches():
+            gradient = objective.gradient(y, batch)
+            gradient_sum.add_(gradient)
+            torch.add(offset, gradient, alpha=beta, out=u)  # line 7
+            if self.normalize:
+                norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+                y.addcdiv_(u, norm.clamp_(min=_TINY), value=-eta)  # line 8
+            else:
+                y.sub_(u, alpha=eta)
+        change = gradient_sum.div_(objective.num_steps).sub_(c_i)  # line 10
+        upload = {"delta": y - x, "control_variate_change": change}
+        return upload, {"control_variate": c_i + change}
+
+    def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        steps, beta = state.plan.mean_local_steps, self._beta
+        c, g = state["control_variate"], state["server_momentum"]
+        delta = weighted_sum([(r.weight * steps / r.num_steps, r.upload["delta"]) for r in replies])
+        changes = [r.upload["control_variate_change"] for r in replies]
+        fresh = weighted_sum([(r.weight, v) for r, v in zip(replies, changes, strict=True)])
+        total = weighted_sum([(r.importance, v) for r, v in zip(replies, changes, strict=True)])
+        return state.replace(
+            model=state["model"].add(delta, alpha=self.server_learning_rate or 0.0),  # line 14
+            control_variate=c + total,  # line 15
+            server_momentum=fresh.add_(c).mul_(beta).add_(g, alpha=1 - beta),  # line 16, old c and g
+        )
+
+    @property
+    def _beta(self) -> float:
+        if self.momentum is None:
+            raise ValueError("padamfed: step sizes are open; call resolve(plan) first")
+        return self.momentum

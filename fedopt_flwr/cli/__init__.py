@@ -1,0 +1,33 @@
+"""The `fedopt` command. Heavy packages are imported by the command that needs them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from ..errors import FedoptError, FedoptWarning
+from .commands import app
+from .show import errors_console
+
+
+def main() -> None:
+    """Run the command; bad input ends with code 2, a failed run with code 1, neither with a traceback."""
+    warnings.showwarning = _show_warning
+    warnings.simplefilter("ignore", DeprecationWarning)  # of other packages' imports
+    try:
+        app()
+    except FedoptError as error:
+        for line in str(error).splitlines():
+            errors_console().print(f"[bold red]error:[/] {_escaped(line)}", soft_wrap=True)
+        sys.exit(error.exit_code)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+    if issubclass(category, FedoptWarning):
+        errors_console().print(f"[yellow]warning:[/] {_escaped(str(message))}", soft_wrap=True)
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,169 @@
+"""The verbs of `fedopt`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..algorithms import ALGORITHMS
+from ..config import RunConfig
+from ..errors import ConfigError, unknown_name
+
+app = typer.Typer(
+    help="Federated optimisation on Flower.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[Path | None, typer.Argument(help="TOML file; all defaults without it.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one key; repeatable."),
+]
+AlgorithmName = Annotated[
+    str | None, typer.Option("--algorithm", help="Short for --set algorithm.name=NAME.")
+]
+Workers = Annotated[int, typer.Option(min=1, help="Clients that train at the same time.")]
+
+
+@app.command()
+def simulate(
+    config: ConfigFile = None,
+    algorithm: AlgorithmName = None,
+    settings: Settings = None,
+    workers: Workers = 1,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIRECTORY", help="Go on from this run's checkpoint.")
+    ] = None,
+) -> None:
+    """Train on this machine, in this process."""
+    if resume is not None:
+        if config or algorithm or settings:
+            raise ConfigError(
+                "--resume: takes the configuration from its directory; give no other beside it"
+            )
+        from ..experiment import resume as resume_run
+        from .show import RunDisplay
+
+        with RunDisplay() as display:
+            result = resume_run(resume, workers=workers, listener=display)
+        display.finish(result, resume)
+        return
+    run_config = _with_directory(_read(config, algorithm, settings))
+    from ..experiment import simulate as simulate_run
+    from .show import RunDisplay
+
+    with RunDisplay() as display:
+        result = simulate_run(run_config, workers=workers, listener=display)
+    display.finish(result, run_config.output.directory)
+
+
+@app.command()
+def compare(
+    config: ConfigFile = None,
+    algorithms: Annotated[
+        str, typer.Option(help="Names with commas between them, or 'all'.")
+    ] = "all",
+    algorithm: AlgorithmName = None,
+    settings: Settings = None,
+    workers: Workers = 1,
+    targets: Annotated[
+        str, typer.Option(help="Accuracies whose first round is shown, with commas.")
+    ] = "0.8,0.9",
+) -> None:
+    """Run several rules on one configuration, one after another: a table and curves.
+
+    The hyperparameters in the file's [algorithm] belong to the rule that it names; those given as
+    --set algorithm.KEY=VALUE go to every rule that has that key, --set NAME.KEY=VALUE to one rule.
+    """
+    from .comparison import run_comparison
+
+    names = list(ALGORITHMS) if algorithms == "all" else [n.strip() for n in algorithms.split(",")]
+    for name in names:
+        if name not in ALGORITHMS:
+            raise ConfigError(unknown_name("--algorithms", name, ALGORITHMS))
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--algorithms: got {algorithms!r}; name each rule once")
+    run_comparison(config, names, algorithm, settings or [], workers, _fractions(targets))
+
+
+@app.command("algorithms")
+def list_algorithms(
+    name: Annotated[str | None, typer.Argument(help="Only this one, in full.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+) -> None:
+    """Say which rules there are, what they need and what travels."""
+    from .rules import describe, print_rule, print_rules
+
+    if name is not None and name not in ALGORITHMS:
+        raise ConfigError(unknown_name("algorithms NAME", name, ALGORITHMS))
+    chosen = [ALGORITHMS[name]] if name else list(ALGORITHMS.values())
+    if as_json:
+        print(json.dumps([describe(rule) for rule in chosen], indent=2, ensure_ascii=False))
+    elif name:
+        print_rule(describe(chosen[0]))
+    else:
+        print_rules([describe(rule) for rule in chosen])
+
+
+@app.command()
+def partition(
+    config: ConfigFile = None,
+    settings: Settings = None,
+    plot: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("partition.png"),
+) -> None:
+    """Print and draw how many examples of each class each client holds."""
+    run_config = _read(config, None, settings)
+    from ..data import load_federated_data
+    from ..plots import draw_partition
+    from .show import print_label_counts
+
+    data = load_federated_data(run_config)
+    if data.num_classes == 0:
+        raise ConfigError(f"data.name: {run_config.data.name!r} has no classes to count")
+    counts = data.label_counts()
+    print_label_counts(counts)
+    kind = run_config.data.partition.kind or "default"
+    try:
+        draw_partition(counts, plot, f"{run_config.data.name}, {kind} partition")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--plot: cannot write {str(plot)!r}: {error}") from error
+    print(f"drawn in {plot}")
+
+
+@app.command()
+def doctor(config: ConfigFile = None, settings: Settings = None) -> None:
+    """Say what this machine has, which data is there, and whether a configuration would run."""
+    from .diagnosis import run_checks
+
+    if not run_checks(config, settings or []):
+        raise typer.Exit(1)
+
+
+def _read(config: Path | None, algorithm: str | None, settings: list[str] | None) -> RunConfig:
+    own = [f"algorithm.name={algorithm}"] if algorithm else []
+    return RunConfig.from_file(config, [*(settings or []), *own])
+
+
+def _with_directory(config: RunConfig) -> RunConfig:
+    """Give a run without a directory a new one under runs/."""
+    if config.output.directory is not None:
+        return config
+    from datetime import datetime
+
+    name = f"{config.algorithm.name}-{config.data.name.replace(':', '-')}"
+    return config.updated([f"output.directory=runs/{datetime.now():%Y%m%d-%H%M%S}-{name}"])
+
+
+def _fractions(text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        values = [-1.0]
+    if not all(0 < value <= 1 for value in values):
+        raise ConfigError(f"--targets: got {text!r}; must be numbers in (0, 1] with commas between")
+    return values

@@ -1,0 +1,101 @@
+"""`fedopt doctor`: what is here, and what would go wrong."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+
+from ..config import RunConfig
+from ..data.files import cache_root, configured_root
+from ..errors import FedoptError
+
+_PACKAGES = ("fedopt-flwr", "flwr", "torch", "torchvision", "flwr-datasets", "grpcio")
+_DATA_FILES = {
+    "mnist": "MNIST/raw/train-images-idx3-ubyte*",
+    "fashion_mnist": "FashionMNIST/raw/train-images-idx3-ubyte*",
+    "emnist": "EMNIST/raw/emnist-*-train-images-idx3-ubyte*",
+    "cifar10": "cifar-10-*",
+    "cifar100": "cifar-100-*",
+    "npz": "train.npz",
+}
+
+
+def run_checks(path: Path | None, settings: list[str]) -> bool:
+    """Print one line a check; return whether all passed."""
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("packages", _packages),
+        ("processors", _processors),
+        ("CUDA", _cuda),
+        ("data", lambda: _data(RunConfig.from_file(path, settings).data.path)),
+        ("cache", _cache),
+        ("configuration", lambda: _configuration(path, settings)),
+    ]
+    console = Console(highlight=False)
+    passed = True
+    for name, check in checks:
+        try:
+            console.print(f"[green]ok[/]       {name}: ", end="")
+            console.print(check(), markup=False)
+        except FedoptError as error:
+            passed = False
+            console.print(f"\n[red]problem[/]  {name}: ", end="")
+            console.print(str(error), markup=False)
+    return passed
+
+
+def _packages() -> str:
+    versions = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
+    return f"Python {platform.python_version()}, {versions}"
+
+
+def _processors() -> str:
+    return f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}, {platform.machine()}"
+
+
+def _cuda() -> str:
+    import torch
+
+    count = torch.cuda.device_count()
+    if count == 0:
+        return "no device; training runs on the CPU"
+    return ", ".join(torch.cuda.get_device_name(i) for i in range(count))
+
+
+def _data(path: Path | None) -> str:
+    places = {configured_root(path), cache_root()}
+    found = [
+        name
+        for name, pattern in _DATA_FILES.items()
+        if any(any(place.glob(pattern)) for place in places)
+    ]
+    always = ["digits", "synthetic"]
+    return f"{', '.join(always + found)} (looked in {', '.join(sorted(map(str, places)))})"
+
+
+def _cache() -> str:
+    folder = cache_root()
+    existing = next(p for p in (folder, *folder.parents) if p.exists())
+    if not os.access(existing, os.W_OK):
+        raise FedoptError(f"{str(folder)!r} cannot be written; set XDG_CACHE_HOME to a folder that can")
+    return f"{folder} can be written"
+
+
+def _configuration(path: Path | None, settings: list[str]) -> str:
+    """Put the whole experiment together and say what a round would send."""
+    from ..experiment import Experiment
+
+    experiment = Experiment(RunConfig.from_file(path, settings))
+    rule, model, config = experiment.rule, experiment.model, experiment.config
+    down, up = len(rule.broadcast_names), len(rule.upload_names)
+    vector_bytes = 4 * model.size
+    asked = config.federation.clients_per_round
+    return (
+        f"{rule.name} on {config.data.name} with {config.model.name} ({model.size:,} parameters) on "
+        f"{experiment.device}; a round sends each of {asked} clients {down * vector_bytes / 1e6:.3g} MB "
+        f"and gets back {up * vector_bytes / 1e6:.3g} MB"
+    )

@@ -1,0 +1,168 @@
+"""What a person sees of a run: a header, then a progress bar or plain lines, then the result."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.progress import Progress, TaskID
+
+    from ..algorithm import Algorithm, Plan
+    from ..experiment import Experiment, Result
+    from ..metrics import RoundRecord
+
+_LINES = 10  # plain lines a run, about
+
+
+def errors_console() -> Console:
+    """Return a console on standard error."""
+    return Console(stderr=True, highlight=False)
+
+
+class RunDisplay:
+    """Shows one run; a `Listener` by shape, so that importing this needs no torch."""
+
+    def __init__(self, label: str | None = None) -> None:
+        self._console = Console(highlight=False)
+        self._label = label
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._num_rounds = 0
+        self._started = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def on_start(self, rule: Algorithm, plan: Plan, experiment: Experiment) -> None:
+        """Print the header and start the bar."""
+        self._num_rounds, self._started = plan.num_rounds, time.monotonic()
+        if self._label is None:
+            self._print_setting(plan, experiment)
+        self._print_rule(rule, plan)
+        if not self._console.is_terminal:
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._progress.start()
+        self._task = self._progress.add_task(rule.name, total=plan.num_rounds, state="")
+
+    def _print_setting(self, plan: Plan, experiment: Experiment) -> None:
+        config, model = experiment.config, experiment.model
+        training = config.training
+        work = (
+            f"{training.local_steps} local steps"
+            if training.local_steps
+            else f"{training.local_epochs} local epochs"
+        )
+        batch = f"batches of {training.batch_size}" if training.batch_size else "full batches"
+        self._console.print(
+            f"{config.data.name}, {config.model.name} with {model.size:,} parameters, "
+            f"{plan.num_clients} clients with {min(plan.num_examples.values())} to "
+            f"{max(plan.num_examples.values())} examples, {plan.clients_per_round} a round, "
+            f"{plan.num_rounds} rounds, {work}, {batch}, seed {config.federation.seed}, "
+            f"{experiment.device}",
+            markup=False,
+        )
+        if config.federation.buffers == "local" and model.has_buffers:
+            self._console.print("buffers stay local: evaluation uses the batch's statistics")
+
+    def _print_rule(self, rule: Algorithm, plan: Plan) -> None:
+        self._console.print(f"{rule.name}: {hyperparameter_text(rule, plan)}", markup=False)
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Move the bar, or print a line now and then; errors of clients always."""
+        for item in record.errors:
+            self._console.print(
+                f"round {record.round}: client {item['client']} not counted: {item['error']}",
+                style="yellow",
+                markup=False,
+            )
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=record.round, state=_state(record))
+            return
+        every = max(1, self._num_rounds // _LINES)
+        if record.round % every == 0 or record.round == self._num_rounds:
+            elapsed = time.monotonic() - self._started
+            done = max(record.round, 1)
+            remaining = elapsed / done * (self._num_rounds - record.round)
+            print(
+                f"round {record.round}/{self._num_rounds}  {_state(record)}  ETA {remaining:.0f} s",
+                flush=True,
+            )
+
+    def finish(self, result: Result, directory: Path | None) -> None:
+        """Print the outcome and where the files are."""
+        summary = result.summary
+        accuracy, loss = summary["final_test_accuracy"], summary["final_test_loss"]
+        parts = [
+            f"test loss {loss:.4f}" if loss is not None else "no test data",
+            f"accuracy {accuracy:.4f}" if accuracy is not None else "",
+            f"{summary['gigabytes']:.3g} GB",
+            f"{summary['seconds']:.1f} s",
+            f"{summary['failures']} failures" if summary["failures"] else "",
+        ]
+        self._console.print("done: " + ", ".join(part for part in parts if part), markup=False)
+        if directory is not None:
+            self._console.print(f"results in {directory}", markup=False)
+
+
+def hyperparameter_text(rule: Algorithm, plan: Plan) -> str:
+    """Return the resolved hyperparameters with their symbols, and the absolute server rate γ."""
+    values: dict[str, Any] = rule.model_dump()
+    parts = []
+    for name, info in type(rule).model_fields.items():
+        value = values[name]
+        text = f"{value:.4g}" if isinstance(value, float) else str(value)
+        parts.append(f"{info.title or name} = {text}")
+    eta, eta_g = values.get("client_learning_rate"), values.get("server_learning_rate")
+    if eta and eta_g:
+        parts.append(f"γ = η_g·η·K = {eta_g * eta * plan.mean_local_steps:.4g}")
+    return ", ".join(parts)
+
+
+def print_label_counts(counts: np.ndarray) -> None:
+    """Print a table of examples of each class (columns) at each client (rows)."""
+    from rich.table import Table
+
+    table = Table("client", "examples", *map(str, range(counts.shape[1])), box=None, pad_edge=False)
+    for client, row in enumerate(counts):
+        cells = [str(n) if n else "·" for n in row]
+        table.add_row(str(client), str(row.sum()), *cells)
+    table.add_row("all", str(counts.sum()), *map(str, counts.sum(axis=0)))
+    width = None if sys.stdout.isatty() else 24 + 7 * counts.shape[1]
+    Console(width=width).print(table)
+
+
+def _state(record: RoundRecord) -> str:
+    parts = []
+    if record.train_loss is not None:
+        parts.append(f"train loss {record.train_loss:.4f}")
+    if record.test_loss is not None:
+        parts.append(f"test loss {record.test_loss:.4f}")
+    if record.test_accuracy is not None:
+        parts.append(f"accuracy {record.test_accuracy:.4f}")
+    if record.failures:
+        parts.append(f"{record.failures} failed")
+    return "  ".join(parts)

@@ -1,0 +1,16 @@
+"""Data sets, their division among clients, and minibatches on the device."""
+
+from __future__ import annotations
+
+from .client_data import ClientData, DatasetData, TensorData, as_client_data
+from .federated import FederatedData, from_datasets, load_federated_data
+
+__all__ = [
+    "ClientData",
+    "DatasetData",
+    "FederatedData",
+    "TensorData",
+    "as_client_data",
+    "from_datasets",
+    "load_federated_data",
+]

@@ -1,0 +1,190 @@
+"""Ways to divide a labelled data set among clients; all reproducible from a seed."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config import PartitionSection
+from ..errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from flwr_datasets.partitioner import Partitioner
+
+Rows = NDArray[np.int64]
+
+
+def partition(
+    targets: np.ndarray,
+    num_clients: int,
+    section: PartitionSection,
+    *,
+    seed: int,
+    natural: np.ndarray | None = None,
+) -> list[Rows]:
+    """Return the rows of each client.
+
+    `targets` are class indices of shape [n]; `natural` names the owner of each row where the data
+    has owners, and is the default then. Raises DataError when a client would get fewer than
+    `min_examples` rows, ConfigError when the kind does not fit the data.
+    """
+    kind = section.kind or ("dirichlet" if natural is None else "natural")
+    if kind == "natural":
+        rows = _natural(natural, num_clients)
+    elif num_clients > len(targets):
+        raise DataError(
+            f"federation.num_clients: got {num_clients}; the training data has only "
+            f"{len(targets)} examples; lower it"
+        )
+    else:
+        if kind != "iid" and targets.dtype.kind not in "iub":
+            raise ConfigError(
+                f"data.partition.kind: got {kind!r}; these targets are no class indices; use 'iid'"
+            )
+        rows = _BY_KIND[kind](targets, num_clients, section, seed)
+    smallest = min(range(num_clients), key=lambda i: len(rows[i]))
+    if len(rows[smallest]) < section.min_examples:
+        raise _too_small(num_clients, section, kind, len(rows[smallest]), smallest)
+    return rows
+
+
+def _iid(targets: np.ndarray, num_clients: int, _: PartitionSection, seed: int) -> list[Rows]:
+    return np.array_split(np.random.default_rng(seed).permutation(len(targets)), num_clients)
+
+
+def _dirichlet(
+    targets: np.ndarray, num_clients: int, section: PartitionSection, seed: int
+) -> list[Rows]:
+    """Shares of each class drawn from Dirichlet(α), as in Yurochkin et al. 2019."""
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    divider = DirichletPartitioner(
+        num_partitions=num_clients,
+        partition_by="label",
+        alpha=section.concentration,
+        min_partition_size=section.min_examples,
+        self_balancing=False,
+        seed=seed,
+    )
+    return _run_partitioner(divider, targets, num_clients, section, "dirichlet")
+
+
+def _classes(
+    targets: np.ndarray, num_clients: int, section: PartitionSection, seed: int
+) -> list[Rows]:
+    """Each client holds examples of exactly `classes_per_client` classes."""
+    from flwr_datasets.partitioner import PathologicalPartitioner
+
+    _require_classes(targets, section)
+    divider = PathologicalPartitioner(
+        num_partitions=num_clients,
+        partition_by="label",
+        num_classes_per_partition=section.classes_per_client,
+        class_assignment_mode="first-deterministic",
+        seed=seed,
+    )
+    return _run_partitioner(divider, targets, num_clients, section, "classes")
+
+
+def _subsample(
+    targets: np.ndarray, num_clients: int, section: PartitionSection, seed: int
+) -> list[Rows]:
+    """FedMoS (Wang et al. 2023): n_i drawn from a range, its examples from k classes; clients may
+    hold the same example."""
+    _require_classes(targets, section)
+    rng, labels = np.random.default_rng(seed), np.unique(targets)
+    low, high = section.examples_per_client
+    rows = []
+    for client in range(num_clients):
+        size = int(rng.integers(low, high, endpoint=True))
+        chosen = rng.choice(labels, size=section.classes_per_client, replace=False)
+        pool = np.flatnonzero(np.isin(targets, chosen))
+        if size > len(pool):
+            raise DataError(
+                f"data.partition.examples_per_client: client {client} wants {size} examples of "
+                f"classes {chosen.tolist()}, which have only {len(pool)}; lower the upper bound"
+            )
+        rows.append(rng.choice(pool, size=size, replace=False))
+    return rows
+
+
+def _beta(
+    targets: np.ndarray, num_clients: int, section: PartitionSection, seed: int
+) -> list[Rows]:
+    """Each class is shared out in proportion to one draw from Beta(a, b) for each client."""
+    rng = np.random.default_rng(seed)
+    parts: list[list[Rows]] = [[] for _ in range(num_clients)]
+    for label in np.unique(targets):
+        rows = rng.permutation(np.flatnonzero(targets == label))
+        shares = rng.beta(*section.shape, size=num_clients)
+        ends = (np.cumsum(shares / shares.sum()) * len(rows)).astype(int)[:-1]
+        for part, piece in zip(parts, np.split(rows, ends), strict=True):
+            part.append(piece)
+    return [np.concatenate(part) for part in parts]
+
+
+def _natural(natural: np.ndarray | None, num_clients: int) -> list[Rows]:
+    if natural is None:
+        raise ConfigError(
+            "data.partition.kind: got 'natural'; this data set has no owner for its examples; "
+            "use 'iid', 'dirichlet', 'classes', 'subsample' or 'beta'"
+        )
+    owners = np.unique(natural)
+    if len(owners) != num_clients:
+        raise ConfigError(
+            f"federation.num_clients: got {num_clients}; the data's own partition has "
+            f"{len(owners)} clients; set it to that number or choose another data.partition.kind"
+        )
+    return [np.flatnonzero(natural == owner) for owner in owners]
+
+
+_BY_KIND = {
+    "iid": _iid,
+    "dirichlet": _dirichlet,
+    "classes": _classes,
+    "subsample": _subsample,
+    "beta": _beta,
+}
+
+
+def _run_partitioner(
+    divider: Partitioner,
+    targets: np.ndarray,
+    num_clients: int,
+    section: PartitionSection,
+    kind: str,
+) -> list[Rows]:
+    from datasets import Dataset
+
+    table = Dataset.from_dict({"label": targets, "row": np.arange(len(targets))})
+    divider.dataset = table.with_format("numpy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # each further attempt warns; the last one raises
+        try:
+            parts = [divider.load_partition(i)["row"] for i in range(num_clients)]
+        except ValueError:
+            raise _too_small(num_clients, section, kind) from None
+    return [np.asarray(part, dtype=np.int64) for part in parts]
+
+
+def _require_classes(targets: np.ndarray, section: PartitionSection) -> None:
+    available = len(np.unique(targets))
+    if section.classes_per_client > available:
+        raise ConfigError(
+            f"data.partition.classes_per_client: got {section.classes_per_client}; the data has "
+            f"{available} classes; lower it"
+        )
+
+
+def _too_small(
+    num_clients: int, section: PartitionSection, kind: str, size: int = 0, client: int | None = None
+) -> DataError:
+    whom = "a client" if client is None else f"client {client}"
+    return DataError(
+        f"data.partition: kind {kind!r} with concentration {section.concentration:g} and "
+        f"num_clients {num_clients} leaves {whom} with {size} examples, fewer than min_examples "
+        f"({section.min_examples}); raise concentration, or lower num_clients or min_examples"
+    )

@@ -1,0 +1,194 @@
+"""The named data sets, as tensors in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..config import RunConfig
+from ..errors import DataError
+from ..seeding import derive
+from .files import configured_root, torchvision_dataset
+
+
+@dataclass(frozen=True)
+class Source:
+    """Inputs are float32 with images as [n, channels, height, width]; targets are int64 [n]."""
+
+    train_inputs: Tensor
+    train_targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+    num_classes: int
+    train_clients: np.ndarray | None = None  # owner of each training row
+
+
+def _digits(config: RunConfig) -> Source:
+    """scikit-learn's 1,797 digits of 8x8 pixels in [0, 1]; every fifth one of a class is for the test."""
+    from sklearn.datasets import load_digits
+
+    _no_options(config)
+    images, labels = load_digits(return_X_y=True)
+    inputs = torch.from_numpy(images.astype(np.float32) / 16).view(-1, 1, 8, 8)
+    targets = torch.from_numpy(labels.astype(np.int64))
+    rank = np.zeros(len(labels), dtype=np.int64)  # of an example within its class
+    for label in range(10):
+        rank[labels == label] = np.arange((labels == label).sum())
+    test = torch.from_numpy(rank % 5 == 4)
+    return Source(inputs[~test], targets[~test], inputs[test], targets[test], 10)
+
+
+# folder, torchvision class, channel means and deviations of the training images in [0, 1]
+_IMAGE_SETS: dict[str, tuple[str, tuple[float, ...], tuple[float, ...]]] = {
+    "mnist": ("MNIST", (0.1307,), (0.3081,)),
+    "fashion_mnist": ("FashionMNIST", (0.2860,), (0.3530,)),
+    "emnist": ("EMNIST", (0.1736,), (0.3317,)),
+    "cifar10": ("CIFAR10", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ("CIFAR100", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+
+
+def _torchvision_images(config: RunConfig) -> Source:
+    """One of torchvision's image sets, standardised with the usual means and deviations.
+
+    `emnist` has one option, `split` (default "balanced"); its images are turned upright.
+    """
+    name = config.data.name
+    class_name, mean, deviation = _IMAGE_SETS[name]
+    options = dict(config.data.options)
+    arguments = {"split": options.pop("split", "balanced")} if name == "emnist" else {}
+    if options:
+        raise TypeError(f"unknown {sorted(options)}")
+    root = configured_root(config.data.path)
+    parts: list[Tensor] = []
+    for train in (True, False):
+        dataset = torchvision_dataset(class_name, root, train=train, **arguments)
+        pixels = torch.as_tensor(dataset.data)
+        if name == "emnist":
+            pixels = pixels.transpose(-1, -2)
+        parts.append(_standardised(pixels, mean, deviation))
+        parts.append(torch.as_tensor(dataset.targets, dtype=torch.int64))
+    if name == "emnist" and arguments["split"] == "letters":
+        parts[1], parts[3] = parts[1] - 1, parts[3] - 1  # this split counts from 1
+    train_inputs, train_targets, test_inputs, test_targets = parts
+    num_classes = 1 + int(train_targets.max())
+    return Source(train_inputs, train_targets, test_inputs, test_targets, num_classes)
+
+
+def _synthetic(config: RunConfig, model_spread: float = 1.0, data_spread: float = 1.0) -> Source:
+    """Synthetic(α, β) of Li et al., "Federated Optimization in Heterogeneous Networks" (2020).
+
+    Client k: n_k ~ 50 + lognormal(4, 2); x ~ N(v_k, diag(j^-1.2)) in 60 dimensions with
+    v_k ~ N(B_k, 1), B_k ~ N(0, β); y = argmax(Wx + b) over 10 classes with W, b ~ N(u_k, 1),
+    u_k ~ N(0, α). `model_spread` is α and `data_spread` is β, both variances, both >= 0. A tenth of
+    each client's examples is for the test.
+    """
+    if min(model_spread, data_spread) < 0:
+        raise DataError(
+            f"data.options: got model_spread {model_spread}, data_spread {data_spread}; both are "
+            "variances and must be at least 0"
+        )
+    dimension, classes = 60, 10
+    rng = np.random.default_rng(derive(config.federation.seed, "synthetic"))
+    scale = np.arange(1, dimension + 1) ** -0.6  # square root of the diagonal j^-1.2
+    columns: dict[str, list[np.ndarray]] = {"x": [], "y": [], "client": [], "test": []}
+    for client in range(config.federation.num_clients):
+        size = 50 + int(rng.lognormal(4, 2))
+        u = rng.normal(0, math.sqrt(model_spread))
+        centre = rng.normal(rng.normal(0, math.sqrt(data_spread)), 1, dimension)  # v_k
+        weight, bias = rng.normal(u, 1, (dimension, classes)), rng.normal(u, 1, classes)
+        x = rng.normal(centre, scale, (size, dimension))
+        columns["x"].append(x.astype(np.float32))
+        columns["y"].append(np.argmax(x @ weight + bias, axis=1))
+        columns["client"].append(np.full(size, client))
+        columns["test"].append(np.arange(size) % 10 == 9)
+    x, y, owner, test = (np.concatenate(columns[k]) for k in ("x", "y", "client", "test"))
+    inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
+    return Source(
+        inputs[~test], targets[~test], inputs[test], targets[test], classes, owner[~test]
+    )
+
+
+def _npz(config: RunConfig) -> Source:
+    """A folder with train.npz and test.npz: `x`, integer `y`, and in train optionally `client`.
+
+    uint8 images become float32 in [0, 1]; [n, h, w] gets a channel, [n, h, w, 3 or 1] is turned to
+    [n, channels, h, w]. Other arrays are taken as float32 as they are.
+    """
+    _no_options(config)
+    root = configured_root(config.data.path)
+    train, test = (_read_npz(root / f"{part}.npz") for part in ("train", "test"))
+    num_classes = 1 + int(max(train["y"].max(), test["y"].max()))
+    return Source(
+        _as_inputs(train["x"]),
+        torch.from_numpy(train["y"].astype(np.int64)),
+        _as_inputs(test["x"]),
+        torch.from_numpy(test["y"].astype(np.int64)),
+        num_classes,
+        train.get("client"),
+    )
+
+
+SOURCES: dict[str, Callable[[RunConfig], Source]] = {
+    "digits": _digits,
+    **dict.fromkeys(_IMAGE_SETS, _torchvision_images),
+    "synthetic": lambda config: _synthetic(config, **config.data.options),
+    "npz": _npz,
+}
+
+
+def _no_options(config: RunConfig) -> None:
+    if config.data.options:
+        raise TypeError("it takes no options")
+
+
+def _standardised(
+    pixels: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]
+) -> Tensor:
+    """uint8 [n, h, w] or [n, h, w, channels] to standardised float32 [n, channels, h, w]."""
+    images = pixels.unsqueeze(1) if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
+    inputs = images.float().div_(255)
+    shape = (1, -1, 1, 1)
+    return inputs.sub_(torch.tensor(mean).view(shape)).div_(torch.tensor(deviation).view(shape))
+
+
+def _as_inputs(x: np.ndarray) -> Tensor:
+    inputs = torch.from_numpy(x)
+    if inputs.dtype == torch.uint8:
+        inputs = inputs.float().div_(255)
+        if inputs.ndim == 3:
+            inputs = inputs.unsqueeze(1)
+        elif inputs.ndim == 4 and inputs.shape[-1] in (1, 3):
+            inputs = inputs.permute(0, 3, 1, 2)
+    return inputs.float().contiguous()
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = dict(archive)
+    except FileNotFoundError:
+        raise DataError(
+            f"data.path: {str(path)!r} is not there; 'npz' wants a folder with train.npz and test.npz"
+        ) from None
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(f"data.path: {str(path)!r} cannot be read: {error}") from error
+    lengths = {name: len(arrays[name]) for name in ("x", "y", "client") if name in arrays}
+    if "x" not in lengths or "y" not in lengths or len(set(lengths.values())) > 1:
+        raise DataError(
+            f"data.path: {str(path)!r} holds {sorted(arrays)} with lengths {lengths}; must hold 'x' "
+            "and 'y', and may hold 'client', all of one length"
+        )
+    if arrays["y"].dtype.kind not in "iu" or arrays["y"].ndim != 1:
+        raise DataError(
+            f"data.path: 'y' of {str(path)!r} has dtype {arrays['y'].dtype} and shape "
+            f"{arrays['y'].shape}; must be one integer class for each example"
+        )
+    return arrays

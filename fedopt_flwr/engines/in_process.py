@@ -1,0 +1,107 @@
+"""Flower's own server loop with clients that are called directly, in this process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+from flwr.common import (
+    Code,
+    FitIns,
+    FitRes,
+    GetPropertiesIns,
+    GetPropertiesRes,
+    Parameters,
+    Status,
+)
+from flwr.server import Server, SimpleClientManager
+from flwr.server.client_proxy import ClientProxy
+
+from ..algorithm import ClientId
+from ..flower import ClientStates, FederatedClient, FederatedStrategy
+from ..flower.messages import IN_MEMORY, NEVER, to_arrays
+
+_OK = Status(Code.OK, "")
+
+
+def run_in_process(
+    strategy: FederatedStrategy,
+    clients: Sequence[FederatedClient],
+    states: ClientStates,
+    *,
+    num_rounds: int,
+    workers: int = 1,
+    round_timeout: float | None = None,
+    threads: int = 1,
+) -> None:
+    """Run `num_rounds` rounds of `strategy` over `clients`, which all keep state in `states`.
+
+    `workers` clients train at the same time. A client that raises is a failure of that client; one
+    that takes longer than `round_timeout` seconds is not interrupted, but its reply is not counted.
+    Intra-op threads and the level of Flower's logger are set for the run and restored afterwards.
+    """
+    manager = SimpleClientManager()
+    for client in clients:
+        manager.register(_DirectProxy(client))
+    server = _PruningServer(strategy, manager, states)
+    server.set_max_workers(workers)
+    threads_before, flower_log = torch.get_num_threads(), logging.getLogger("flwr")
+    level_before = flower_log.level
+    torch.set_num_threads(threads)
+    flower_log.setLevel(logging.ERROR)
+    try:
+        server.fit(num_rounds, round_timeout)
+    finally:
+        torch.set_num_threads(threads_before)
+        flower_log.setLevel(level_before)
+
+
+class _DirectProxy(ClientProxy):
+    """Flower's view of a client of this process: arrays are passed on, never turned into bytes."""
+
+    def __init__(self, client: FederatedClient) -> None:
+        super().__init__(cid=str(client.client_id))
+        self._client = client
+
+    def get_properties(
+        self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None
+    ) -> GetPropertiesRes:
+        return GetPropertiesRes(_OK, self._client.get_properties(ins.config))
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        started = time.perf_counter()
+        arrays, num_examples, report = self._client.fit(to_arrays(ins.parameters), ins.config)
+        seconds = time.perf_counter() - started
+        if timeout is not None and seconds > timeout:
+            late = f"answered after {seconds:.1f} s; federation.round_timeout is {timeout:g} s"
+            report = {"error": late}
+        parameters = Parameters(tensors=arrays, tensor_type=IN_MEMORY)  # type: ignore[arg-type]
+        return FitRes(_OK, parameters, num_examples, report)
+
+    def _not_asked(self, *arguments: object, **options: object) -> NoReturn:
+        raise RuntimeError("the strategy never asks this of a client in process")
+
+    get_parameters = evaluate = reconnect = _not_asked
+
+
+class _PruningServer(Server):
+    """Drops the client states that no longer count after each round: N vectors, not 2N."""
+
+    def __init__(
+        self, strategy: FederatedStrategy, manager: SimpleClientManager, states: ClientStates
+    ) -> None:
+        super().__init__(client_manager=manager, strategy=strategy)
+        self._federated, self._states = strategy, states
+
+    def fit_round(self, server_round: int, timeout: float | None):  # type: ignore[no-untyped-def]
+        result = super().fit_round(server_round, timeout)
+        for client_id in self._federated.asked:
+            self._prune(client_id)
+        return result
+
+    def _prune(self, client_id: ClientId) -> None:
+        version = self._federated.versions.get(client_id, NEVER)
+        self._states.prune(client_id, version, version)

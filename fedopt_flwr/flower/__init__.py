@@ -1,0 +1,17 @@
+"""Flower on one side, rules on the other: messages, a Strategy, a NumPyClient."""
+
+from __future__ import annotations
+
+from .client import FederatedClient, ModelPool
+from .messages import Instruction
+from .state import ClientStates, MemoryStates
+from .strategy import FederatedStrategy
+
+__all__ = [
+    "ClientStates",
+    "FederatedClient",
+    "FederatedStrategy",
+    "Instruction",
+    "MemoryStates",
+    "ModelPool",
+]

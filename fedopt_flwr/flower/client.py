@@ -1,0 +1,192 @@
+"""The client half: decode, run the rule on local data, encode; an error becomes an answer."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+import numpy as np
+import torch
+from flwr.client import NumPyClient
+from torch import Tensor
+
+from ..algorithm import Algorithm, ClientId, ClientState
+from ..algorithms import ALGORITHMS
+from ..data import ClientData
+from ..errors import MessageError, unknown_name
+from ..objectives import Loss, Metric, ModelObjective, batch_positions, client_seed, evaluate
+from ..vectors import FlatModel, is_buffer_name
+from .messages import NEVER, Instruction, Scalar, decode
+from .state import ClientStates
+
+
+class ModelPool:
+    """The models of one process that clients take turns on; never one model a client.
+
+    `model_name` and `loss_name` are what this process was configured with: a client refuses an
+    instruction that names anything else, so that no server can make it import code.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], FlatModel],
+        loss: Loss,
+        *,
+        model_name: str,
+        loss_name: str,
+        size: int = 1,
+        stochastic: bool = False,
+        metric: Metric | None = None,
+    ) -> None:
+        self.loss, self.metric = loss, metric
+        self.model_name, self.loss_name = model_name, loss_name
+        self.stochastic = stochastic  # its training pass draws from torch's global generator
+        self._free: queue.LifoQueue[FlatModel] = queue.LifoQueue()
+        for _ in range(size):
+            self._free.put(make_model())
+
+    @contextlib.contextmanager
+    def borrow(self) -> Iterator[FlatModel]:
+        """Lend one model; wait until one is free."""
+        model = self._free.get()
+        try:
+            yield model
+        finally:
+            self._free.put(model)
+
+
+class FederatedClient(NumPyClient):
+    """Flower client that owns its data, identity and state, and is told everything else.
+
+    An exception in local work does not end the client: it answers with no arrays and the error's
+    text, which the server counts and shows as this client's failure.
+    """
+
+    def __init__(
+        self, client_id: ClientId, data: ClientData, models: ModelPool, states: ClientStates
+    ) -> None:
+        self.client_id, self.data = client_id, data
+        self._models, self._states = models, states
+
+    def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
+        return {"client_id": self.client_id, "num_examples": self.data.num_examples}
+
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Scalar]
+    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
+        started = time.perf_counter()
+        try:
+            instruction = Instruction.from_config(config)
+            with self._models.borrow() as model:
+                upload, loss, steps = self._follow(instruction, parameters, model)
+                arrays = [tensor.detach().cpu().numpy() for tensor in upload.values()]
+        except Exception as error:
+            return [], 0, {"error": f"{type(error).__name__}: {error}"}
+        report: dict[str, Scalar] = {
+            "arrays": ",".join(upload),
+            "loss": loss,
+            "num_steps": steps,
+            "client_seconds": time.perf_counter() - started,
+        }
+        return arrays, self.data.num_examples, report
+
+    def _follow(
+        self, instruction: Instruction, parameters: list[np.ndarray], model: FlatModel
+    ) -> tuple[dict[str, Tensor], float, int]:
+        self._require_own_code(instruction)
+        rule = _rule(instruction.algorithm, instruction.hyperparameters)
+        expected = expected_download(rule, model, instruction)
+        received = decode(parameters, instruction.arrays, expected, "server")
+        received = {name: array.to(model.device) for name, array in received.items()}
+        state = self._state(rule, model, instruction)
+        objective = self._objective(instruction, model)
+        buffers = {name: received.pop(name) for name in list(received) if is_buffer_name(name)}
+        buffers = buffers or {name: state.pop(name) for name in list(state) if is_buffer_name(name)}
+        if buffers:
+            model.write_buffers(buffers)
+        with self._seeded_generator(instruction):
+            half = rule.client_start if instruction.phase == "start" else rule.client_update
+            upload, next_state = half(received, state, objective)
+        if model.has_buffers and instruction.phase == "train":
+            buffers = model.read_buffers()
+            if instruction.buffers == "average":
+                upload = {**upload, **buffers}
+        if instruction.buffers == "local":
+            next_state = {**next_state, **buffers}
+        if next_state:
+            self._states.save(self.client_id, instruction.round, next_state)
+        return upload, objective.mean_loss, objective.num_steps
+
+    def _state(self, rule: Algorithm, model: FlatModel, told: Instruction) -> ClientState:
+        state = rule.init_client(model.size)
+        if told.buffers == "local" and model.has_buffers:
+            state = {**state, **model.initial_buffers}
+        if state and told.state_version != NEVER:
+            state = dict(self._states.load(self.client_id, told.state_version))
+            self._states.prune(self.client_id, told.oldest_version, told.state_version)
+        return {name: array.to(model.device) for name, array in state.items()}
+
+    def _objective(self, told: Instruction, model: FlatModel) -> ModelObjective:
+        positions = batch_positions(
+            self.data.num_examples,
+            told.batch_size,
+            told.local_steps or None,
+            told.local_epochs or None,
+            client_seed(told.seed, self.client_id, told.round, "batches"),
+        )
+        return ModelObjective(model, self._models.loss, self.data, positions, told.weight_decay)
+
+    def _require_own_code(self, told: Instruction) -> None:
+        for field in ("model", "loss"):
+            asked, own = getattr(told, field), getattr(self._models, f"{field}_name")
+            if asked != own:
+                raise MessageError(
+                    f"model.{field if field == 'loss' else 'name'}: the server asks for {asked!r}; "
+                    f"this client is configured with {own!r}; make the two equal"
+                )
+
+    @contextlib.contextmanager
+    def _seeded_generator(self, told: Instruction) -> Iterator[None]:
+        if not self._models.stochastic:
+            yield
+            return
+        with torch.random.fork_rng():
+            torch.manual_seed(client_seed(told.seed, self.client_id, told.round, "model"))
+            yield
+
+    def evaluate(
+        self, parameters: list[np.ndarray], config: dict[str, Scalar]
+    ) -> tuple[float, int, dict[str, Scalar]]:
+        """Evaluate arrays in state_dict order on the local data, as Flower users expect."""
+        with self._models.borrow() as model:
+            model.load_state_arrays(parameters)
+            loss, metric = evaluate(model, self.data, self._models.loss, self._models.metric)
+        report: dict[str, Scalar] = {} if metric is None else {"metric": metric}
+        return loss, self.data.num_examples, report
+
+
+def expected_download(
+    rule: Algorithm, model: FlatModel, told: Instruction
+) -> dict[str, tuple[int, str]]:
+    """Return name -> (size, dtype) of the arrays that an instruction carries."""
+    names = ("model",) if told.phase == "start" else rule.broadcast_names
+    sends_buffers = told.buffers == "average"
+    return expected_arrays(names, model, with_buffers=sends_buffers)
+
+
+def expected_arrays(
+    names: tuple[str, ...], model: FlatModel, *, with_buffers: bool
+) -> dict[str, tuple[int, str]]:
+    """Return name -> (size, dtype) of model-sized arrays, and of the buffers if they travel."""
+    expected = {name: (model.size, "float32") for name in names}
+    return {**expected, **(model.buffer_layout if with_buffers else {})}
+
+
+@lru_cache(maxsize=8)
+def _rule(name: str, hyperparameters: str) -> Algorithm:
+    if name not in ALGORITHMS:
+        raise MessageError(unknown_name("instruction.algorithm", name, ALGORITHMS))
+    return ALGORITHMS[name].model_validate_json(hyperparameters)

@@ -1,0 +1,99 @@
+"""Who is in the federation: Flower's connections, known by the ids that clients give themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from flwr.common import Code, GetPropertiesIns
+from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
+
+from ..algorithm import ClientId
+from ..errors import RunError
+from ..sampling import sorted_ids
+
+_POLL_SECONDS = 0.05
+_Answer = TypeVar("_Answer")
+
+
+class Members:
+    """Connections by client id. Each connection is asked once for its id and example count."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, ClientId] = {}  # Flower's connection id -> client id
+        self._proxies: dict[ClientId, ClientProxy] = {}
+        self.num_examples: dict[ClientId, int] = {}
+        self.ids: list[ClientId] = []  # all N, in the order of `sorted_ids`
+
+    def discover(self, manager: ClientManager, num_clients: int, timeout: float) -> None:
+        """Wait until N clients are there and ask who they are; RunError names who is there."""
+        deadline = time.monotonic() + timeout
+        while manager.num_available() < num_clients:
+            if time.monotonic() > deadline:
+                self.refresh(manager)
+                raise RunError(
+                    f"federation.num_clients: only {manager.num_available()} of {num_clients} "
+                    f"clients came within {timeout:g} s: {sorted(map(str, self._proxies))}; start "
+                    "the missing ones, lower num_clients or raise federation.start_timeout"
+                )
+            time.sleep(_POLL_SECONDS)
+        self.refresh(manager)
+        self.ids = sorted_ids(list(self._proxies))
+        if len(self.ids) != num_clients:
+            raise RunError(
+                f"federation.num_clients: got {num_clients}; {len(self.ids)} clients with different "
+                f"ids are connected: {self.ids}; give each client its own id"
+            )
+
+    def refresh(self, manager: ClientManager) -> None:
+        """Ask connections that are new; forget those that are gone."""
+        connected = dict(manager.all())
+        new = {cid: proxy for cid, proxy in connected.items() if cid not in self._ids}
+        for cid, answer in ask_all(new.items(), _properties).items():
+            if isinstance(answer, Exception):
+                raise RunError(f"connection {cid}: did not tell its client id: {answer}")
+            self._ids[cid] = answer[0]
+            self.num_examples[answer[0]] = answer[1]
+        self._proxies = {self._ids[cid]: proxy for cid, proxy in connected.items()}
+
+    def id_of(self, proxy: ClientProxy) -> ClientId:
+        """Return the client id behind a connection."""
+        return self._ids[proxy.cid]
+
+    def connected(self, client_id: ClientId) -> ClientProxy | None:
+        """Return the connection of a client, or None while it is away."""
+        return self._proxies.get(client_id)
+
+
+def ask_all(
+    proxies: Iterable[tuple[str, ClientProxy]], question: Callable[[ClientProxy], _Answer]
+) -> dict[str, _Answer | Exception]:
+    """Ask all connections at once; an exception is the answer of the one that raised it."""
+    pending = list(proxies)
+
+    def ask(item: tuple[str, ClientProxy]) -> _Answer | Exception:
+        try:
+            return question(item[1])
+        except Exception as error:
+            return error
+
+    if not pending:
+        return {}
+    with ThreadPoolExecutor(max_workers=len(pending)) as pool:
+        return {cid: answer for (cid, _), answer in zip(pending, pool.map(ask, pending), strict=True)}
+
+
+def _properties(proxy: ClientProxy) -> tuple[ClientId, int]:
+    reply = proxy.get_properties(GetPropertiesIns({}), timeout=None, group_id=0)
+    if reply.status.code != Code.OK:
+        raise RunError(reply.status.message)
+    client_id, count = reply.properties.get("client_id"), reply.properties.get("num_examples")
+    if not isinstance(client_id, (int, str)) or not isinstance(count, int) or count < 1:
+        raise RunError(
+            f"it answered client_id {client_id!r} and num_examples {count!r}; the id must be a "
+            "number or a name, and every client needs at least one example"
+        )
+    return client_id, count

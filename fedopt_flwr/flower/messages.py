@@ -1,0 +1,125 @@
+"""What travels: an instruction as Flower config values, and named arrays in a fixed order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from flwr.common import Parameters, ndarrays_to_parameters, parameters_to_ndarrays
+from torch import Tensor
+
+from ..errors import MessageError
+
+Scalar = bool | bytes | float | int | str
+Phase = Literal["start", "train"]
+
+IN_MEMORY = "memory"  # tensor_type of Parameters whose arrays were never turned into bytes
+NEVER = -1  # state version of a client whose reply was never counted
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """All that a client is told for one round; each field is one Flower config value."""
+
+    phase: Phase
+    round: int
+    algorithm: str
+    hyperparameters: str  # JSON
+    arrays: str  # names in the order in which they travel, joined by ","
+    model: str
+    loss: str
+    seed: int
+    local_steps: int  # 0: local_epochs count
+    local_epochs: int
+    batch_size: int
+    weight_decay: float
+    buffers: str
+    state_version: int = NEVER  # the round whose client state counts
+    oldest_version: int = NEVER  # the oldest version the server may still ask for
+
+    def to_config(self) -> dict[str, Scalar]:
+        return asdict(self)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Instruction:
+        """Read an instruction; MessageError names the first field that is missing or foreign."""
+        known = {f.name for f in fields(cls)}
+        missing, foreign = known - config.keys(), config.keys() - known
+        if missing or foreign:
+            raise MessageError(
+                f"instruction: lacks {sorted(missing)}, has unknown {sorted(foreign)}; server and "
+                "client must run the same fedopt-flwr version"
+            )
+        return cls(**config)
+
+
+def encode(arrays: Mapping[str, Tensor], *, in_memory: bool = False) -> tuple[str, Parameters]:
+    """Return the joined names and Flower Parameters.
+
+    In memory the Parameters hold the arrays themselves: an engine in one process needs no bytes.
+    """
+    values = [tensor.detach().cpu().numpy() for tensor in arrays.values()]
+    if in_memory:
+        return ",".join(arrays), Parameters(tensors=values, tensor_type=IN_MEMORY)  # type: ignore[arg-type]
+    return ",".join(arrays), ndarrays_to_parameters(values)
+
+
+def to_arrays(parameters: Parameters) -> list[np.ndarray]:
+    """Return the arrays of Parameters, whether they were encoded or not."""
+    if parameters.tensor_type == IN_MEMORY:
+        return list(parameters.tensors)  # type: ignore[arg-type]
+    return parameters_to_ndarrays(parameters)
+
+
+@lru_cache(maxsize=64)
+def _encoded_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return sum(map(len, ndarrays_to_parameters([np.zeros(shape, dtype)]).tensors))
+
+
+def encoded_bytes(arrays: Sequence[np.ndarray]) -> int:
+    """Return the size in bytes of these arrays in Flower's encoding, without encoding them."""
+    return sum(_encoded_bytes(a.shape, a.dtype.str) for a in arrays)
+
+
+def decode(
+    arrays: Sequence[np.ndarray], names: str, expected: Mapping[str, tuple[int, str]], sender: str
+) -> dict[str, Tensor]:
+    """Return named tensors after checking them against `expected`: name -> (size, dtype).
+
+    Raises MessageError that names the sender, the array and what is wrong with it: a missing,
+    unknown or repeated name, a wrong count, shape or dtype, a value that is not finite.
+    """
+    received = names.split(",") if names else []
+    if len(received) != len(arrays) or sorted(received) != sorted(expected):
+        raise MessageError(
+            f"{sender}: sent {len(arrays)} arrays named {received}; expected {list(expected)}"
+        )
+    return {
+        name: _checked(array, name, *expected[name], sender)
+        for name, array in zip(received, arrays, strict=True)
+    }
+
+
+def _checked(array: np.ndarray, name: str, size: int, dtype: str, sender: str) -> Tensor:
+    if array.shape != (size,) or array.dtype != np.dtype(dtype):
+        raise MessageError(
+            f"{sender}: {name!r} has shape {array.shape} and dtype {array.dtype}; "
+            f"expected ({size},) and {dtype}"
+        )
+    if array.ctypes.data % 64 or not (array.flags.c_contiguous and array.flags.writeable):
+        tensor = torch.tensor(array)  # bits of dot products depend on alignment
+    else:
+        tensor = torch.from_numpy(array)
+    if tensor.is_floating_point() and size:
+        low, high = torch.aminmax(tensor)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            nans, infinities = int(tensor.isnan().sum()), int(tensor.isinf().sum())
+            raise MessageError(
+                f"{sender}: {name!r} holds {nans} NaN and {infinities} infinite values of {size}"
+            )
+    return tensor

@@ -1,0 +1,99 @@
+"""From Flower's answers to the replies that a rule may take in, and to the round's record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.common import FitRes
+from torch import Tensor
+
+from ..algorithm import ClientId, Plan, Reply
+from ..errors import MessageError
+from ..metrics import RoundRecord
+from ..vectors import is_buffer_name
+from .messages import decode, encoded_bytes, to_arrays
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What one client sent, checked."""
+
+    arrays: Mapping[str, Tensor]
+    loss: float
+    seconds: float
+    num_examples: int
+
+
+def accept(
+    asked: Sequence[ClientId],
+    answers: Mapping[ClientId, FitRes | str],
+    expected: Mapping[str, tuple[int, str]],
+    record: RoundRecord,
+) -> dict[ClientId, Upload]:
+    """Return the usable uploads in the order of `asked`.
+
+    An answer that is a text, is missing, carries an error or does not hold the expected arrays
+    becomes an error in the record. Bytes and vectors that arrived are counted either way.
+    """
+    uploads = {}
+    for client_id in asked:
+        answer = answers.get(client_id, "no answer")
+        try:
+            if isinstance(answer, str):
+                raise MessageError(answer)
+            uploads[client_id] = _checked(client_id, answer, expected, record)
+        except MessageError as error:
+            record.errors.append({"client": client_id, "error": str(error)})
+    return uploads
+
+
+def _checked(
+    client_id: ClientId,
+    answer: FitRes,
+    expected: Mapping[str, tuple[int, str]],
+    record: RoundRecord,
+) -> Upload:
+    report: dict[str, Any] = dict(answer.metrics)
+    if "error" in report:
+        raise MessageError(str(report["error"]))
+    arrays = to_arrays(answer.parameters)
+    names = str(report.get("arrays", ""))
+    record.uplink_bytes += encoded_bytes(arrays)
+    record.uplink_vectors += sum(not is_buffer_name(name) for name in names.split(","))
+    sender = f"client {client_id}, round {record.round}"
+    tensors = decode(arrays, names, expected, sender)
+    try:
+        loss, seconds = float(report["loss"]), float(report["client_seconds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise MessageError(f"{sender}: report {report} lacks loss or client_seconds") from error
+    return Upload(tensors, loss, seconds, answer.num_examples)
+
+
+def weigh(uploads: Mapping[ClientId, Upload], order: Iterable[ClientId], plan: Plan) -> list[Reply]:
+    """Return replies in the given order of ids; w_i is p_i over the sum of the repliers' p."""
+    ids = [i for i in order if i in uploads]
+    total = sum(plan.importance[i] for i in ids)
+    return [
+        Reply(
+            client_id=i,
+            upload=uploads[i].arrays,
+            weight=plan.importance[i] / total,
+            importance=plan.importance[i],
+            num_steps=plan.local_steps[i],
+        )
+        for i in ids
+    ]
+
+
+def close(
+    record: RoundRecord, asked: Sequence[ClientId], counted: Mapping[ClientId, Upload]
+) -> None:
+    """Write into the record who was counted and how their training went."""
+    record.clients = [i for i in asked if i in counted]
+    record.failures = len(asked) - len(counted)
+    if counted:
+        examples = sum(u.num_examples for u in counted.values())
+        record.train_loss = sum(u.loss * u.num_examples for u in counted.values()) / examples
+        record.client_seconds = sum(u.seconds for u in counted.values()) / len(counted)

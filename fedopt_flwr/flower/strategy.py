@@ -1,0 +1,302 @@
+"""The server half: a Flower Strategy that samples, instructs, checks, aggregates and evaluates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters, ndarrays_to_parameters
+from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import Strategy
+from torch import Tensor
+
+from ..algorithm import Algorithm, ClientId, Plan, Reply, ServerState
+from ..config import FederationSection, TrainingSection
+from ..errors import RunError
+from ..metrics import RoundRecord
+from ..objectives import num_steps
+from ..sampling import importances, sample_uniform
+from ..vectors import FlatModel, average_buffers, is_buffer_name
+from .client import expected_arrays
+from .members import Members, ask_all
+from .messages import (
+    IN_MEMORY,
+    NEVER,
+    Instruction,
+    Phase,
+    Scalar,
+    encode,
+    encoded_bytes,
+    to_arrays,
+)
+from .replies import Upload, accept, close, weigh
+
+Fit = tuple[ClientProxy, FitRes]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that the server needs to go on after `round` as if it had never stopped."""
+
+    round: int
+    vectors: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    versions: Mapping[ClientId, int]  # round of each client's last counted reply
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss and metric over the test data."""
+
+    loss: float
+    metric: float | None
+    metric_name: str
+
+
+class FederatedStrategy(Strategy):
+    """Runs any rule of this package in Flower's server loop.
+
+    `model` gives the layout and the initial point, and is what `evaluate` is called with, holding
+    the server's vector and buffers. `on_start` hears the resolved rule and the plan, `on_round`
+    every finished record. With `in_memory` arrays go to clients of this process as they are.
+    """
+
+    def __init__(
+        self,
+        rule: Algorithm,
+        model: FlatModel,
+        federation: FederationSection,
+        training: TrainingSection,
+        *,
+        model_name: str,
+        loss_name: str,
+        evaluate: Callable[[FlatModel], Evaluation] | None = None,
+        evaluate_every: int = 1,
+        on_start: Callable[[Algorithm, Plan], None] = lambda rule, plan: None,
+        on_round: Callable[[RoundRecord], None] = lambda record: None,
+        in_memory: bool = False,
+        resume: Snapshot | None = None,
+    ) -> None:
+        self.rule, self.model = rule, model
+        self._federation, self._training = federation, training
+        self._names = {"model": model_name, "loss": loss_name}
+        self._evaluate, self._evaluate_every = evaluate, evaluate_every
+        self._on_start, self.on_round = on_start, on_round
+        self._in_memory, self._resume = in_memory, resume
+        self._members = Members()
+        self._buffers: dict[str, Tensor] = dict(resume.buffers if resume else {})
+        self._averages_buffers = federation.buffers == "average" and model.has_buffers
+        self.versions: dict[ClientId, int] = dict(resume.versions if resume else {})
+        self.asked: list[ClientId] = []  # in the current round
+        self._rounds_before = resume.round if resume else 0
+        self._record = RoundRecord(self._rounds_before)
+        self._started = 0.0
+        self.state: ServerState
+
+    def snapshot(self) -> Snapshot:
+        """Return what a checkpoint must hold of the server."""
+        return Snapshot(self._record.round, self.state.vectors, self._buffers, dict(self.versions))
+
+    def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
+        """Find all clients, fix the plan, run the start pass; Flower calls it once, before round 1."""
+        federation = self._federation
+        self._members.discover(client_manager, federation.num_clients, federation.start_timeout)
+        plan = self._make_plan()
+        self.rule = self.rule.resolve(plan)
+        self._on_start(self.rule, plan)
+        if self._resume:
+            self.state = ServerState(plan, dict(self._resume.vectors))
+            return self._flower_parameters()
+        self.state = self.rule.init_server(self.model.vector.detach().cpu().clone(), plan)
+        self._buffers = {name: array.cpu() for name, array in self.model.read_buffers().items()}
+        if self.rule.start_names:
+            self._start_pass()
+        return self._flower_parameters()
+
+    def _make_plan(self) -> Plan:
+        federation, training = self._federation, self._training
+        sizes = {i: self._members.num_examples[i] for i in self._members.ids}
+        steps = {
+            i: num_steps(n, training.batch_size, training.local_steps, training.local_epochs)
+            for i, n in sizes.items()
+        }
+        return Plan(
+            num_clients=federation.num_clients,
+            clients_per_round=federation.clients_per_round,
+            num_rounds=federation.num_rounds,
+            num_examples=sizes,
+            local_steps=steps,
+            importance=importances(sizes, federation.weighting),
+        )
+
+    def _start_pass(self) -> None:
+        """Round 0: every client, and once more those that failed; the rest count with zero."""
+        self._begin_round(0)
+        expected = expected_arrays(self.rule.start_names, self.model, with_buffers=False)
+        uploads: dict[ClientId, Upload] = {}
+        for _ in range(2):
+            missing = [i for i in self._members.ids if i not in uploads]
+            if not missing:
+                break
+            self._record.errors.clear()
+            instructions = self._instruct("start", missing, {"model": self.state["model"]})
+            answers = self._ask_for_start(instructions)
+            uploads |= accept(missing, answers, expected, self._record)
+        if not uploads:
+            raise RunError(f"round 0: no client finished the start pass: {self._record.errors[0]}")
+        replies = weigh(uploads, self._members.ids, self.state.plan)
+        self.state = self.rule.server_start(self.state, replies)
+        self.asked = list(self._members.ids)
+        self._finish_round(uploads)
+
+    def _ask_for_start(
+        self, instructions: Sequence[tuple[ClientProxy, FitIns]]
+    ) -> dict[ClientId, FitRes | str]:
+        by_cid = {proxy.cid: ins for proxy, ins in instructions}
+        answers = ask_all(
+            [(proxy.cid, proxy) for proxy, _ in instructions],
+            lambda proxy: proxy.fit(by_cid[proxy.cid], self._federation.round_timeout, 0),
+        )
+        return {
+            self._members.id_of(proxy): str(answer) if isinstance(answer, Exception) else answer
+            for proxy, _ in instructions
+            for answer in [answers[proxy.cid]]
+        }
+
+    def configure_fit(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, FitIns]]:
+        self._begin_round(server_round + self._rounds_before)
+        self._members.refresh(client_manager)
+        order = sample_uniform(self._members.ids, self._federation.seed, self._record.round)
+        present = [i for i in order if self._members.connected(i) is not None]
+        chosen = set(present[: self._federation.clients_per_round])
+        ids = [i for i in self._members.ids if i in chosen]
+        return self._instruct("train", ids, self.rule.broadcast(self.state))
+
+    def _instruct(
+        self, phase: Phase, ids: Sequence[ClientId], arrays: dict[str, Tensor]
+    ) -> list[tuple[ClientProxy, FitIns]]:
+        self.asked = list(ids)
+        if self._averages_buffers:
+            arrays = {**arrays, **self._buffers}
+        names, parameters = encode(arrays, in_memory=self._in_memory)
+        self._record.downlink_bytes += len(ids) * encoded_bytes(to_arrays(parameters))
+        self._record.downlink_vectors += len(ids) * sum(not is_buffer_name(n) for n in arrays)
+        common = self._instruction(phase, names).to_config()
+        instructions = []
+        for client_id in ids:
+            version = self.versions.get(client_id, NEVER)
+            own: dict[str, Scalar] = {"state_version": version, "oldest_version": version}
+            proxy = self._members.connected(client_id)
+            if proxy is not None:
+                instructions.append((proxy, FitIns(parameters, {**common, **own})))
+        return instructions
+
+    def _instruction(self, phase: Phase, names: str) -> Instruction:
+        training, federation = self._training, self._federation
+        return Instruction(
+            phase=phase,
+            round=self._record.round,
+            algorithm=self.rule.name,
+            hyperparameters=self.rule.model_dump_json(),
+            arrays=names,
+            **self._names,
+            seed=federation.seed,
+            local_steps=training.local_steps or 0,
+            local_epochs=training.local_epochs or 0,
+            batch_size=training.batch_size,
+            weight_decay=training.weight_decay,
+            buffers=federation.buffers if self.model.has_buffers else "none",
+        )
+
+    def aggregate_fit(
+        self, server_round: int, results: list[Fit], failures: list[Fit | BaseException]
+    ) -> tuple[Parameters | None, dict[str, Scalar]]:
+        names = self.rule.upload_names
+        expected = expected_arrays(names, self.model, with_buffers=self._averages_buffers)
+        uploads = accept(self.asked, self._answers(results, failures), expected, self._record)
+        needed = self._federation.min_replies
+        if len(uploads) < needed:
+            reason = f"not counted: {len(uploads)} replies, federation.min_replies is {needed}"
+            self._record.errors += [{"client": i, "error": reason} for i in uploads]
+            self._finish_round({})
+            return None, {}
+        replies = weigh(uploads, self._members.ids, self.state.plan)
+        self.state = self.rule.server_update(self.state, replies)
+        if self._averages_buffers:
+            self._buffers = average_buffers([(r.weight, _buffers(r)) for r in replies])
+        self._finish_round(uploads)
+        return self._flower_parameters(), {}
+
+    def _answers(
+        self, results: Sequence[Fit], failures: Sequence[Fit | BaseException]
+    ) -> dict[ClientId, FitRes | str]:
+        """Key answers by client id. Flower's exceptions carry no id, so all share their texts."""
+        unnamed = "; ".join(sorted({str(f) for f in failures if isinstance(f, BaseException)}))
+        answers: dict[ClientId, FitRes | str] = dict.fromkeys(self.asked, unnamed or "no answer")
+        for failure in failures:
+            if not isinstance(failure, BaseException):
+                answers[self._members.id_of(failure[0])] = failure[1].status.message
+        return answers | {self._members.id_of(proxy): result for proxy, result in results}
+
+    def _begin_round(self, number: int) -> None:
+        self._record = RoundRecord(number)
+        self._started = time.perf_counter()
+
+    def _finish_round(self, counted: Mapping[ClientId, Upload]) -> None:
+        for client_id in counted:
+            self.versions[client_id] = self._record.round
+        close(self._record, self.asked, counted)
+        self._record.seconds = time.perf_counter() - self._started
+
+    def _flower_parameters(self) -> Parameters:
+        """The whole state_dict, for Flower's loop and a user's functions."""
+        self.model.vector.copy_(self.state["model"])
+        if self._buffers:
+            self.model.write_buffers(self._buffers)
+        arrays = self.model.state_arrays()
+        if self._in_memory:
+            return Parameters(tensors=arrays, tensor_type=IN_MEMORY)  # type: ignore[arg-type]
+        return ndarrays_to_parameters(arrays)
+
+    def evaluate(
+        self, server_round: int, parameters: Parameters
+    ) -> tuple[float, dict[str, Scalar]] | None:
+        """Evaluate the model that `_flower_parameters` left in place, and publish the record."""
+        record, due = self._record, self._is_due(self._record.round)
+        if server_round == 0 and (self._resume or not self.rule.start_names):
+            return None
+        evaluation = self._evaluate(self.model) if self._evaluate and due else None
+        if evaluation is not None:
+            record.test_loss, record.test_metric = evaluation.loss, evaluation.metric
+            if evaluation.metric_name == "accuracy":
+                record.test_accuracy = evaluation.metric
+        self.on_round(record)
+        if evaluation is None:
+            return None
+        metric = evaluation.metric
+        return evaluation.loss, {} if metric is None else {evaluation.metric_name: metric}
+
+    def _is_due(self, round_number: int) -> bool:
+        last = round_number == self._federation.num_rounds
+        return last or round_number % self._evaluate_every == 0
+
+    def configure_evaluate(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, EvaluateIns]]:
+        return []  # the server evaluates on its own test data
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, EvaluateRes]],
+        failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
+    ) -> tuple[float | None, dict[str, Scalar]]:
+        return None, {}
+
+
+def _buffers(reply: Reply) -> dict[str, Tensor]:
+    return {name: array for name, array in reply.upload.items() if is_buffer_name(name)}

@@ -1,0 +1,95 @@
+"""What a run records each round, and what is computed from that at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .algorithm import ClientId
+
+LINK_MBPS = 100.0  # for the simulated run time
+
+
+@dataclass
+class RoundRecord:
+    """One round; the keys of rounds.jsonl. Round 0 is the start pass of rules that have one."""
+
+    round: int
+    clients: list[ClientId] = field(default_factory=list)  # whose reply was counted, sorted
+    failures: int = 0  # asked and not counted
+    train_loss: float | None = None  # mean minibatch loss, weighted by examples
+    test_loss: float | None = None
+    test_metric: float | None = None  # what model.metric measures
+    test_accuracy: float | None = None  # the same where the metric is "accuracy"
+    uplink_bytes: int = 0  # of encoded arrays, over all clients asked
+    downlink_bytes: int = 0
+    uplink_vectors: int = 0  # model-sized arrays, over all clients asked
+    downlink_vectors: int = 0
+    seconds: float = 0.0  # from the choice of clients to the new model, without the evaluation
+    client_seconds: float | None = None  # mean local work of a counted client
+    errors: list[dict[str, Any]] = field(default_factory=list)  # {"client": id, "error": text}
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def num_asked(self) -> int:
+        return len(self.clients) + self.failures
+
+    @property
+    def vectors_per_client(self) -> float:
+        """V(t): vectors down and up for each participating client."""
+        total = self.uplink_vectors + self.downlink_vectors
+        return total / self.num_asked if self.num_asked else 0.0
+
+
+def rounds_to_target(records: Sequence[RoundRecord], accuracy: float) -> int | None:
+    """Return the first round whose test accuracy reaches `accuracy` (a fraction), or None."""
+    for record in records:
+        if record.test_accuracy is not None and record.test_accuracy >= accuracy:
+            return record.round
+    return None
+
+
+def holds_from(records: Sequence[RoundRecord], accuracy: float) -> int | None:
+    """Return the first round from which every evaluated accuracy reaches `accuracy`, or None."""
+    start = None
+    for record in records:
+        if record.test_accuracy is None:
+            continue
+        if record.test_accuracy < accuracy:
+            start = None
+        elif start is None:
+            start = record.round
+    return start
+
+
+def simulated_seconds(records: Sequence[RoundRecord], vector_bytes: int) -> float:
+    """SRT = Σ_t [τ_comp + τ_comm V(t)]: measured local work, and vectors over a 100 Mbit/s link."""
+    link_seconds = vector_bytes * 8 / (LINK_MBPS * 1e6)  # τ_comm
+    return sum((r.client_seconds or 0.0) + link_seconds * r.vectors_per_client for r in records)
+
+
+def summarize(records: Sequence[RoundRecord], vector_bytes: int) -> dict[str, Any]:
+    """Return the totals of a run; the keys of summary.json."""
+    evaluated = [r for r in records if r.test_loss is not None]
+    accuracies = [r.test_accuracy for r in evaluated if r.test_accuracy is not None]
+    last = evaluated[-1] if evaluated else None
+    return {
+        "rounds": records[-1].round if records else 0,
+        "final_test_loss": last.test_loss if last else None,
+        "final_test_metric": last.test_metric if last else None,
+        "final_test_accuracy": last.test_accuracy if last else None,
+        "best_test_accuracy": max(accuracies, default=None),
+        "failures": sum(r.failures for r in records),
+        "uplink_bytes": sum(r.uplink_bytes for r in records),
+        "downlink_bytes": sum(r.downlink_bytes for r in records),
+        "uplink_vectors": sum(r.uplink_vectors for r in records),
+        "downlink_vectors": sum(r.downlink_vectors for r in records),
+        "gigabytes": sum(r.uplink_bytes + r.downlink_bytes for r in records) / 1e9,
+        "vectors_per_client": [r.vectors_per_client for r in records],
+        "simulated_seconds": simulated_seconds(records, vector_bytes),
+        "link_mbps": LINK_MBPS,
+        "seconds": sum(r.seconds for r in records),
+    }

@@ -1,0 +1,75 @@
+"""Small networks for images and vectors; ResNet-18 with the stem for 32x32 images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from torch import nn
+
+_CNN_CHANNELS = (16, 32, 64)
+_CNN_HIDDEN = 96
+
+
+def mlp(
+    input_shape: tuple[int, ...], num_classes: int, hidden: Sequence[int] = (200,)
+) -> nn.Module:
+    """Fully connected ReLU network; `hidden` lists the widths of its hidden layers."""
+    if any(not isinstance(width, int) or width < 1 for width in hidden):
+        raise ValueError(f"hidden: got {list(hidden)}; must be a list of positive integers")
+    layers: list[nn.Module] = [nn.Flatten()]
+    width = math.prod(input_shape)
+    for next_width in hidden:
+        layers += [nn.Linear(width, next_width), nn.ReLU()]
+        width = next_width
+    return nn.Sequential(*layers, nn.Linear(width, num_classes))
+
+
+def logistic(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Softmax regression: one linear layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
+
+
+def cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Three convolutions, each halving the image, and two linear layers (80k parameters on MNIST)."""
+    channels, height, width = _require_image(input_shape, smallest=8)
+    layers: list[nn.Module] = []
+    for next_channels in _CNN_CHANNELS:
+        layers += [nn.Conv2d(channels, next_channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        channels, height, width = next_channels, height // 2, width // 2
+    flat = channels * height * width
+    head = [nn.Flatten(), nn.Linear(flat, _CNN_HIDDEN), nn.ReLU(), nn.Linear(_CNN_HIDDEN, num_classes)]
+    return nn.Sequential(*layers, *head)
+
+
+def resnet18(
+    input_shape: tuple[int, ...], num_classes: int, norm: Literal["batch", "group"] = "batch"
+) -> nn.Module:
+    """ResNet-18 (He et al. 2016) with a 3x3 stem and no first pooling, as usual for CIFAR.
+
+    `norm = "group"` puts GroupNorm with 32 groups in place of batch norm.
+    """
+    from torchvision.models import resnet18 as imagenet_resnet18
+
+    channels, _, _ = _require_image(input_shape, smallest=8)
+    norms: dict[str, Callable[[int], nn.Module]] = {
+        "batch": nn.BatchNorm2d,
+        "group": lambda width: nn.GroupNorm(32, width),
+    }
+    if norm not in norms:
+        raise ValueError(f"norm: got {norm!r}; must be 'batch' or 'group'")
+    network = imagenet_resnet18(num_classes=num_classes, norm_layer=norms[norm])
+    network.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+    network.maxpool = nn.Identity()
+    return network
+
+
+def _require_image(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+    if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
+        raise ValueError(
+            f"the data has shape {tuple(input_shape)}; must be (channels, height, width) with at "
+            f"least {smallest} pixels a side; use 'mlp' or 'logistic' for other data"
+        )
+    channels, height, width = input_shape
+    return channels, height, width

@@ -1,0 +1,216 @@
+"""One client's objective on a FlatModel: minibatches, loss, gradient; and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .data import ClientData
+from .errors import ConfigError, unknown_name
+from .imports import is_import_path, load_attribute
+from .seeding import derive
+from .vectors import FlatModel
+
+Loss = Callable[[Any, Any], Tensor]
+Metric = Callable[[Any, Any], Any]
+
+_LOSSES: dict[str, Loss] = {"cross_entropy": functional.cross_entropy}
+_EVALUATION_BATCH = 500
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of examples whose largest output is the target class, in [0, 1]."""
+    return (outputs.argmax(dim=1) == targets).float().mean()
+
+
+_METRICS: dict[str, Metric] = {"accuracy": accuracy}
+
+
+def named_loss(name: str, folders: Iterable[Path] = ()) -> Loss:
+    """Return the loss of that name: a callable (outputs, targets) -> mean over the batch."""
+    return _named("model.loss", name, _LOSSES, folders)
+
+
+def named_metric(name: str, folders: Iterable[Path] = ()) -> Metric:
+    """Return the metric of that name: a callable (outputs, targets) -> mean over the batch."""
+    return _named("model.metric", name, _METRICS, folders)
+
+
+def _named(field: str, name: str, known: dict[str, Any], folders: Iterable[Path]) -> Any:
+    if is_import_path(name):
+        return load_attribute(field, name, folders)
+    if name not in known:
+        raise ConfigError(unknown_name(field, name, [*known, "module:attribute"]))
+    return known[name]
+
+
+def num_steps(num_examples: int, batch_size: int, local_steps: int | None, epochs: int | None) -> int:
+    """Return K_i: the local steps, or epochs · ⌈n_i/B⌉ (epochs for the full batch)."""
+    if local_steps is not None:
+        return local_steps
+    per_epoch = -(-num_examples // batch_size) if 0 < batch_size < num_examples else 1
+    return (epochs or 0) * per_epoch
+
+
+def batch_positions(
+    num_examples: int,
+    batch_size: int,
+    local_steps: int | None,
+    epochs: int | None,
+    seed: int,
+) -> list[Tensor]:
+    """Return the positions of each minibatch of a round, K_i int64 tensors.
+
+    Local steps walk through freshly shuffled passes and cut them into batches of exactly
+    min(B, n_i). An epoch is cut into ⌈n_i/B⌉ batches whose sizes differ by at most one, so that no
+    batch of a single example is left over (batch norm cannot train on one). Where B is 0 or at
+    least n_i, every batch is the whole data in its own order.
+    """
+    if not 0 < batch_size < num_examples:
+        whole = torch.arange(num_examples)
+        return [whole] * num_steps(num_examples, batch_size, local_steps, epochs)
+    generator = torch.Generator().manual_seed(seed)
+    if local_steps is not None:
+        passes = -(-local_steps * batch_size // num_examples)
+        order = [torch.randperm(num_examples, generator=generator) for _ in range(passes)]
+        return list(torch.cat(order)[: local_steps * batch_size].split(batch_size))
+    per_epoch = -(-num_examples // batch_size)
+    return [
+        part
+        for _ in range(epochs or 0)
+        for part in torch.randperm(num_examples, generator=generator).tensor_split(per_epoch)
+    ]
+
+
+class ModelObjective:
+    """F_i of one client for one round, evaluated on a FlatModel that it borrows.
+
+    The gradient includes weight decay (weight_decay · y). `mean_loss` is the mean minibatch loss
+    weighted by examples, over all gradients taken so far.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        loss: Loss,
+        data: ClientData,
+        positions: list[Tensor],
+        weight_decay: float = 0.0,
+    ) -> None:
+        self._model, self._loss, self._data = model, loss, data
+        self._positions, self._weight_decay = positions, weight_decay
+        self._losses: list[tuple[Tensor, int]] = []
+        self._batch_size = 0
+        model.module.train()
+
+    @property
+    def num_examples(self) -> int:
+        return self._data.num_examples
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._positions)
+
+    def working_copy(self, x: Tensor) -> Tensor:
+        return self._model.vector.copy_(x)
+
+    def batches(self) -> Iterator[tuple[Any, Any]]:
+        return self._take(self._positions)
+
+    def _take(self, positions: list[Tensor]) -> Iterator[tuple[Any, Any]]:
+        taken = self._data.batches(positions, self._model.device)
+        for rows, batch in zip(positions, taken, strict=True):
+            self._batch_size = len(rows)
+            yield batch
+
+    def gradient(self, y: Tensor, batch: tuple[Any, Any]) -> Tensor:
+        model = self._model
+        if y is not model.vector:
+            model.vector.copy_(y)
+        model.gradient.zero_()
+        inputs, targets = batch
+        loss = self._loss(model.module(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._losses.append((loss.detach(), self._batch_size))
+        if self._weight_decay:
+            model.gradient.add_(model.vector, alpha=self._weight_decay)
+        return model.gradient
+
+    def full_gradient(self, y: Tensor) -> Tensor:
+        total = self._model.vector.new_zeros(self._model.size)
+        for batch in self._take(list(torch.arange(self.num_examples).split(_EVALUATION_BATCH))):
+            total.add_(self.gradient(y, batch), alpha=self._batch_size / self.num_examples)
+        return total
+
+    @property
+    def mean_loss(self) -> float:
+        if not self._losses:
+            return 0.0
+        values = torch.stack([value for value, _ in self._losses])
+        sizes = values.new_tensor([size for _, size in self._losses])
+        return float(values.mul(sizes).sum() / sizes.sum())
+
+
+def client_seed(seed: int, client_id: int | str, round_number: int, purpose: str) -> int:
+    """Return the seed of what a client draws for one purpose in one round."""
+    return derive(seed, purpose, client_id, round_number)
+
+
+@torch.no_grad()
+def evaluate(
+    model: FlatModel,
+    data: ClientData,
+    loss: Loss,
+    metric: Metric | None,
+    *,
+    use_batch_statistics: bool = False,
+) -> tuple[float, float | None]:
+    """Return mean loss and metric of the model as it stands over `data`.
+
+    With `use_batch_statistics` batch norm layers normalise by the batch instead of by their
+    running statistics, which stay as they were.
+    """
+    module = model.module.eval()
+    saved = model.read_buffers() if use_batch_statistics else {}
+    if use_batch_statistics:
+        for layer in module.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.train()
+    chunks = torch.arange(data.num_examples).split(_EVALUATION_BATCH)
+    loss_sum = metric_sum = 0.0
+    for rows, (inputs, targets) in zip(chunks, data.batches(chunks, model.device), strict=True):
+        outputs = module(inputs)
+        loss_sum += float(loss(outputs, targets)) * len(rows)
+        if metric is not None:
+            metric_sum += float(metric(outputs, targets)) * len(rows)
+    if saved:
+        model.write_buffers(saved)
+    count = data.num_examples
+    return loss_sum / count, (metric_sum / count if metric is not None else None)
+
+
+def draws_random_numbers(model: FlatModel, data: ClientData) -> bool:
+    """Whether a training pass of the model reads torch's global generator (dropout does).
+
+    Tried on up to two examples; parameters, buffers and the generator are left as they were.
+    """
+    saved = model.read_buffers()
+    rows = torch.arange(min(2, data.num_examples))
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
+        before = _generator_state(model.device)
+        model.module.train()
+        for inputs, _ in data.batches([rows], model.device):
+            model.module(inputs)
+        changed = not torch.equal(before, _generator_state(model.device))
+    model.write_buffers(saved)
+    return changed
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

@@ -1,0 +1,179 @@
+"""The files of a run: written as it goes, read again to resume it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import tomli_w
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from .algorithm import ClientId
+from .errors import ConfigError, RunError
+from .metrics import RoundRecord
+
+CONFIG, ROUNDS, SUMMARY, MODEL = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors"
+CURVES, CHECKPOINT = "curves.png", "checkpoint"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run as it stood after `round`: the server's vectors and every client's counted state."""
+
+    round: int
+    vectors: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    versions: Mapping[ClientId, int]
+    client_states: Mapping[ClientId, Mapping[str, Tensor]]
+
+
+class RunDirectory:
+    """One run's folder. Nothing is created before `open`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rounds: TextIO | None = None
+
+    def require_unused(self) -> None:
+        """Raise ConfigError if another run's results lie here; they are never written over."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(
+                f"output.directory: {str(self.path)!r} is a file; name a folder that is new or empty"
+            )
+        if (self.path / ROUNDS).exists():
+            raise ConfigError(
+                f"output.directory: {str(self.path)!r} already holds a run; name another folder, "
+                f"remove this one, or go on with it: --resume {self.path}"
+            )
+
+    def open(self, config: Mapping[str, Any]) -> None:
+        """Create the folder and start a run in it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with _replacing(self.path / CONFIG) as unfinished:
+                unfinished.write_text(tomli_w.dumps(config), encoding="utf-8")
+            self._rounds = open(self.path / ROUNDS, "x", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"output.directory: cannot write to {str(self.path)!r}: {error}; name another folder"
+            ) from error
+
+    def reopen(self, last_round: int) -> list[RoundRecord]:
+        """Go on after `last_round`: later lines are dropped; return the records before."""
+        lines = (self.path / ROUNDS).read_text(encoding="utf-8").splitlines()
+        records = [RoundRecord(**json.loads(line)) for line in lines if line.endswith("}")]
+        kept = [record for record in records if record.round <= last_round]
+        with _replacing(self.path / ROUNDS) as unfinished:
+            unfinished.write_text("".join(_line(record) for record in kept), encoding="utf-8")
+        self._rounds = open(self.path / ROUNDS, "a", encoding="utf-8")
+        return kept
+
+    def add(self, record: RoundRecord) -> None:
+        """Append one round and flush it."""
+        if self._rounds is not None:
+            try:
+                self._rounds.write(_line(record))
+                self._rounds.flush()
+            except OSError as error:
+                raise RunError(f"{self.path / ROUNDS}: round {record.round}: {error}") from error
+
+    def close(self) -> None:
+        if self._rounds is not None:
+            self._rounds.close()
+            self._rounds = None
+
+    def write_results(self, summary: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
+        """Write the summary and the model; neither holds a time, an engine or a version's name."""
+        with _replacing(self.path / SUMMARY) as unfinished:
+            unfinished.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        with _replacing(self.path / MODEL) as unfinished:
+            _save(model, unfinished)
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Replace the last checkpoint by this one; at any moment one whole checkpoint is there."""
+        fresh = self.path / f"{CHECKPOINT}.unfinished"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        _save(_tagged("vectors", checkpoint.vectors) | _tagged("buffers", checkpoint.buffers),
+              fresh / "server.safetensors")
+        clients: dict[str, Tensor] = {}
+        for client_id, state in checkpoint.client_states.items():
+            clients |= _tagged(json.dumps(client_id), state)
+        _save(clients, fresh / "clients.safetensors")
+        meta = {"round": checkpoint.round, "versions": list(checkpoint.versions.items())}
+        (fresh / "checkpoint.json").write_text(json.dumps(meta), encoding="utf-8")
+        final, old = self.path / CHECKPOINT, self.path / f"{CHECKPOINT}.old"
+        shutil.rmtree(old, ignore_errors=True)
+        if final.exists():
+            os.replace(final, old)
+        os.replace(fresh, final)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def read_checkpoint(self) -> Checkpoint:
+        """Return the last checkpoint; ConfigError says what to do when there is none."""
+        if not self.path.is_dir():
+            raise ConfigError(f"--resume: {str(self.path)!r} is not a folder; name a run's folder")
+        places = [self.path / CHECKPOINT, self.path / f"{CHECKPOINT}.old"]
+        folder = next((p for p in places if (p / "checkpoint.json").is_file()), None)
+        if folder is None:
+            raise ConfigError(
+                f"--resume: {str(self.path)!r} holds no checkpoint; runs write them when "
+                "output.checkpoint_every is above 0"
+            )
+        try:
+            meta = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
+            server = load_file(folder / "server.safetensors")
+            clients = load_file(folder / "clients.safetensors")
+            states: dict[ClientId, dict[str, Tensor]] = {}
+            for key, tensor in clients.items():
+                owner, _, name = key.rpartition("/")
+                states.setdefault(json.loads(owner), {})[name] = tensor
+            return Checkpoint(
+                round=meta["round"],
+                vectors=_untagged("vectors", server),
+                buffers=_untagged("buffers", server),
+                versions={i: version for i, version in meta["versions"]},
+                client_states=states,
+            )
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise ConfigError(f"--resume: the checkpoint in {str(folder)!r} is broken: {error}") from error
+
+
+def _line(record: RoundRecord) -> str:
+    return json.dumps(record.to_dict()) + "\n"
+
+
+def _tagged(tag: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{tag}/{name}": array for name, array in arrays.items()}
+
+
+def _untagged(tag: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(f"{tag}/"): v for k, v in arrays.items() if k.startswith(f"{tag}/")}
+
+
+def _save(arrays: Mapping[str, Tensor], path: Path) -> None:
+    save_file({name: array.detach().cpu().clone() for name, array in arrays.items()}, path)
+
+
+class _replacing:
+    """A path to write to that takes the place of `target` at the end, or leaves nothing behind."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._unfinished = target.with_name(target.name + ".unfinished")
+
+    def __enter__(self) -> Path:
+        return self._unfinished
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            os.replace(self._unfinished, self._target)
+        else:
+            self._unfinished.unlink(missing_ok=True)

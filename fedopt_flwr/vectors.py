@@ -1,0 +1,155 @@
+"""A model as one float32 vector; its buffers as one more array per dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from .errors import ModelError
+
+_BUFFER_PREFIX = "buffers."
+
+
+class FlatModel:
+    """All trainable parameters of `module` in one contiguous float32 vector of shape [size].
+
+    Parameters lie in `named_parameters()` order; each parameter and its `.grad` become views into
+    `vector` and `gradient`, so writing to the vector changes the module and `backward()` fills the
+    gradient. Frozen parameters stay outside. The module is moved to `device` and changed in place.
+
+    Raises ModelError, naming the parameter, when there is nothing to train, when a trainable
+    parameter is not float32 or has no shape yet, and when a buffer is complex.
+    """
+
+    def __init__(self, module: nn.Module, device: str | torch.device = "cpu") -> None:
+        self.module = module.to(device)
+        self.device = torch.device(device)
+        trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        _require_trainable(trainable)
+        self.shapes = {name: tuple(p.shape) for name, p in trainable.items()}
+        self.size = sum(p.numel() for p in trainable.values())
+        self.vector = torch.empty(self.size, device=self.device)
+        self.gradient = torch.zeros(self.size, device=self.device)
+        offset = 0
+        for parameter in trainable.values():
+            end = offset + parameter.numel()
+            view = self.vector[offset:end].view(parameter.shape)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            parameter.grad = self.gradient[offset:end].view(parameter.shape)
+            offset = end
+        persistent = module.state_dict(keep_vars=True)
+        self._buffers = {n: b for n, b in module.named_buffers() if n in persistent}
+        for name, buffer in self._buffers.items():
+            if buffer.is_complex():
+                raise ModelError(
+                    f"model buffer {name!r}: dtype {buffer.dtype} cannot be aggregated; "
+                    "store it as two real buffers"
+                )
+        self.initial_buffers = self.read_buffers()
+
+    @property
+    def buffer_layout(self) -> dict[str, tuple[int, str]]:
+        """Name -> (size, dtype) of what `read_buffers` returns."""
+        return {
+            name: (array.numel(), str(array.dtype).removeprefix("torch."))
+            for name, array in self.initial_buffers.items()
+        }
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether the module keeps persistent buffers, such as batch norm statistics."""
+        return bool(self._buffers)
+
+    def read_buffers(self) -> dict[str, Tensor]:
+        """Return copies of all persistent buffers: one flat array per dtype, `buffers.<dtype>`."""
+        groups: dict[str, list[Tensor]] = {}
+        for buffer in self._buffers.values():
+            groups.setdefault(_group(buffer), []).append(buffer.detach().reshape(-1))
+        return {name: torch.cat(parts) for name, parts in groups.items()}
+
+    def write_buffers(self, arrays: Mapping[str, Tensor]) -> None:
+        """Set the persistent buffers from what `read_buffers` returned."""
+        offsets = dict.fromkeys(arrays, 0)
+        with torch.no_grad():
+            for buffer in self._buffers.values():
+                name = _group(buffer)
+                start = offsets[name]
+                offsets[name] = start + buffer.numel()
+                buffer.copy_(arrays[name][start : offsets[name]].view(buffer.shape))
+
+    def state_arrays(self) -> list[np.ndarray]:
+        """Return the whole state_dict, in its order, as NumPy copies (Flower's usual layout)."""
+        return [t.detach().cpu().numpy().copy() for t in self.module.state_dict().values()]
+
+    def load_state_arrays(self, arrays: Sequence[np.ndarray]) -> None:
+        """Set the whole state_dict from arrays in its order, as `state_arrays` returns them."""
+        state = self.module.state_dict()
+        if len(arrays) != len(state):
+            raise ModelError(f"state_dict: got {len(arrays)} arrays; must be {len(state)}")
+        with torch.no_grad():
+            for (name, tensor), array in zip(state.items(), arrays, strict=True):
+                if tuple(tensor.shape) != array.shape:
+                    raise ModelError(
+                        f"state_dict[{name!r}]: shape {array.shape}; must be {tuple(tensor.shape)}"
+                    )
+                tensor.copy_(torch.as_tensor(array))
+
+    def flatten(self, state: Mapping[str, Tensor]) -> Tensor:
+        """Return the vector that a `state_dict` of this module holds, on this model's device."""
+        missing = [name for name in self.shapes if name not in state]
+        if missing:
+            raise ModelError(f"state_dict: lacks {missing[0]!r}; expected {list(self.shapes)}")
+        for name, shape in self.shapes.items():
+            if tuple(state[name].shape) != shape:
+                raise ModelError(
+                    f"state_dict[{name!r}]: shape {tuple(state[name].shape)}; must be {shape}"
+                )
+        parts = [state[name].detach().to(self.vector).reshape(-1) for name in self.shapes]
+        return torch.cat(parts)
+
+
+def average_buffers(weighted: list[tuple[float, dict[str, Tensor]]]) -> dict[str, Tensor]:
+    """Average floating buffers by weight (normalised to 1), take the maximum of all others."""
+    total = sum(weight for weight, _ in weighted)
+    result = {name: array.clone() for name, array in weighted[0][1].items()}
+    for name, array in result.items():
+        if array.is_floating_point():
+            array.mul_(weighted[0][0] / total)
+            for weight, arrays in weighted[1:]:
+                array.add_(arrays[name], alpha=weight / total)
+        else:
+            for _, arrays in weighted[1:]:
+                torch.maximum(array, arrays[name], out=array)
+    return result
+
+
+def is_buffer_name(name: str) -> bool:
+    """Whether a named array holds buffers rather than a model-sized vector."""
+    return name.startswith(_BUFFER_PREFIX)
+
+
+def _group(buffer: Tensor) -> str:
+    return _BUFFER_PREFIX + str(buffer.dtype).removeprefix("torch.")
+
+
+def _require_trainable(trainable: dict[str, nn.Parameter]) -> None:
+    if not trainable:
+        raise ModelError(
+            "model: has no trainable parameter; at least one needs requires_grad=True"
+        )
+    for name, parameter in trainable.items():
+        if isinstance(parameter, UninitializedParameter):
+            raise ModelError(
+                f"model parameter {name!r}: is lazy and has no shape yet; "
+                "run one batch through the model before it is handed over"
+            )
+        if parameter.dtype != torch.float32:
+            raise ModelError(
+                f"model parameter {name!r}: dtype {parameter.dtype}; trainable parameters must all "
+                "be torch.float32; call .float() on the model or freeze this parameter"
+            )
