@@ -46,8 +46,8 @@ class FederationSection(_Section):
     def _sampled_clients_exist(self) -> Self:
         if self.clients_per_round > self.num_clients:
             raise ValueError(
-                f"federation.clients_per_round: got {self.clients_per_round}; must be between 1 and "
-                f"num_clients ({self.num_clients}); lower it or raise num_clients"
+                f"federation.clients_per_round: got {self.clients_per_round}; must be between 1 "
+                f"and num_clients ({self.num_clients}); lower it or raise num_clients"
             )
         if self.min_replies > self.clients_per_round:
             raise ValueError(
@@ -94,8 +94,8 @@ class PartitionSection(_Section):
         low, high = self.examples_per_client
         if not 1 <= low <= high:
             raise ValueError(
-                f"data.partition.examples_per_client: got [{low}, {high}]; must be [low, high] with "
-                "1 <= low <= high"
+                f"data.partition.examples_per_client: got [{low}, {high}]; must be [low, high] "
+                "with 1 <= low <= high"
             )
         if min(self.shape) <= 0:
             raise ValueError(
@@ -165,7 +165,7 @@ class RunConfig(_Section):
 
     @classmethod
     def coerce(cls, config: RunConfig | Mapping[str, Any] | Path | str) -> RunConfig:
-        """Return a RunConfig from one, from a mapping of sections or from the path of a TOML file."""
+        """Return a RunConfig from one, from a mapping of sections or from a TOML file's path."""
         if isinstance(config, RunConfig):
             return config
         return cls(**config) if isinstance(config, Mapping) else cls.from_file(config)
@@ -180,7 +180,7 @@ class RunConfig(_Section):
         return config
 
     def for_rule(self, name: str) -> Self:
-        """Return a copy for another rule; hyperparameters belong to a rule and are not taken over."""
+        """Return a copy for another rule, without the hyperparameters of this one."""
         if name == self.algorithm.name:
             return self
         config = self.model_copy(update={"algorithm": AlgorithmSection(name=name)})

@@ -1,4 +1,4 @@
-"""The composition root: from a configuration to data, model, rule, clients, strategy and results."""
+"""The composition root: from a configuration to data, model, rule, strategy and results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -51,14 +51,20 @@ class Result:
     summary: dict[str, Any]
 
 
-class Listener:
-    """Hears how a run goes; the CLI shows it. Every method may be left as it is."""
+class Listener(Protocol):
+    """Hears how a run goes; the CLI shows it."""
 
     def on_start(self, rule: Algorithm, plan: Plan, experiment: Experiment) -> None:
         """The clients are known and the rule's open step sizes are computed."""
 
     def on_round(self, record: RoundRecord) -> None:
         """A round is over and, where that was due, evaluated."""
+
+
+class _Silent:
+    def on_start(self, rule: Algorithm, plan: Plan, experiment: Experiment) -> None: ...
+
+    def on_round(self, record: RoundRecord) -> None: ...
 
 
 def make_rule(config: RunConfig) -> Algorithm:
@@ -129,7 +135,7 @@ class Experiment:
         return FlatModel(module, self.device)
 
     def evaluate(self, model: FlatModel) -> Evaluation:
-        """Evaluate on the test data. Local buffers stay with the clients, so the batch's are used."""
+        """Evaluate on the test data; where buffers stay local, by the batch's statistics."""
         test = self.data.test
         if test is None:
             raise ConfigError("test_data: there is none to evaluate on")
@@ -165,9 +171,9 @@ def simulate(
     """Run a federation inside this process.
 
     `model` returns an nn.Module, whose parameters as returned are x⁰; `client_data` is a list of
-    map-style data sets of (input, target), one a client; `loss` and `metric` take (outputs, targets)
-    and return the mean over the batch. What is not given comes from `config`. Files are written if
-    `output.directory` is set. Raises FedoptError, with every problem of the configuration at once.
+    map-style data sets of (input, target), one a client; `loss` and `metric` take (outputs,
+    targets) and return the mean over the batch. What is not given comes from `config`. Files are
+    written if `output.directory` is set. Raises FedoptError, with all problems of the configuration.
     """
     run_config = RunConfig.coerce(config)
     data = None
@@ -177,9 +183,7 @@ def simulate(
     return run_experiment(experiment, workers=workers, listener=listener)
 
 
-def resume(
-    directory: Path | str, *, workers: int = 1, listener: Listener | None = None
-) -> Result:
+def resume(directory: Path | str, *, workers: int = 1, listener: Listener | None = None) -> Result:
     """Go on with a run that was started from files, from its last checkpoint, bit for bit."""
     folder = RunDirectory(Path(directory))
     checkpoint = folder.read_checkpoint()
@@ -204,7 +208,7 @@ def run_experiment(
     checkpoint: Checkpoint | None = None,
 ) -> Result:
     """Run an experiment with the in-process engine and write its files."""
-    config, listener = experiment.config, listener or Listener()
+    config, listener = experiment.config, listener or _Silent()
     if workers > 1 and experiment.stochastic:
         warnings.warn(
             f"workers: got {workers}; this model draws from torch's global generator in training "
@@ -302,7 +306,9 @@ class _Recorder:
     def _checkpoint(self) -> Checkpoint:
         server = self.strategy.snapshot()
         counted = {i: v for i, v in server.versions.items() if v != NEVER}
-        has_state = bool(self.strategy.rule.init_client(1)) or self.config.federation.buffers == "local"
+        has_state = (
+            bool(self.strategy.rule.init_client(1)) or self.config.federation.buffers == "local"
+        )
         states = {i: self.states.load(i, v) for i, v in counted.items()} if has_state else {}
         return Checkpoint(server.round, server.vectors, server.buffers, server.versions, states)
 

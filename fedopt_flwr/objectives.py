@@ -33,12 +33,14 @@ _METRICS: dict[str, Metric] = {"accuracy": accuracy}
 
 def named_loss(name: str, folders: Iterable[Path] = ()) -> Loss:
     """Return the loss of that name: a callable (outputs, targets) -> mean over the batch."""
-    return _named("model.loss", name, _LOSSES, folders)
+    loss: Loss = _named("model.loss", name, _LOSSES, folders)
+    return loss
 
 
 def named_metric(name: str, folders: Iterable[Path] = ()) -> Metric:
     """Return the metric of that name: a callable (outputs, targets) -> mean over the batch."""
-    return _named("model.metric", name, _METRICS, folders)
+    metric: Metric = _named("model.metric", name, _METRICS, folders)
+    return metric
 
 
 def _named(field: str, name: str, known: dict[str, Any], folders: Iterable[Path]) -> Any:
@@ -49,7 +51,9 @@ def _named(field: str, name: str, known: dict[str, Any], folders: Iterable[Path]
     return known[name]
 
 
-def num_steps(num_examples: int, batch_size: int, local_steps: int | None, epochs: int | None) -> int:
+def num_steps(
+    num_examples: int, batch_size: int, local_steps: int | None, epochs: int | None
+) -> int:
     """Return K_i: the local steps, or epochs · ⌈n_i/B⌉ (epochs for the full batch)."""
     if local_steps is not None:
         return local_steps
@@ -78,7 +82,7 @@ def batch_positions(
     if local_steps is not None:
         passes = -(-local_steps * batch_size // num_examples)
         order = [torch.randperm(num_examples, generator=generator) for _ in range(passes)]
-        return list(torch.cat(order)[: local_steps * batch_size].split(batch_size))
+        return list(torch.split(torch.cat(order)[: local_steps * batch_size], batch_size))
     per_epoch = -(-num_examples // batch_size)
     return [
         part
@@ -143,7 +147,9 @@ class ModelObjective:
 
     def full_gradient(self, y: Tensor) -> Tensor:
         total = self._model.vector.new_zeros(self._model.size)
-        for batch in self._take(list(torch.arange(self.num_examples).split(_EVALUATION_BATCH))):
+        for batch in self._take(
+            list(torch.split(torch.arange(self.num_examples), _EVALUATION_BATCH))
+        ):
             total.add_(self.gradient(y, batch), alpha=self._batch_size / self.num_examples)
         return total
 
@@ -181,7 +187,7 @@ def evaluate(
         for layer in module.modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.train()
-    chunks = torch.arange(data.num_examples).split(_EVALUATION_BATCH)
+    chunks = torch.split(torch.arange(data.num_examples), _EVALUATION_BATCH)
     loss_sum = metric_sum = 0.0
     for rows, (inputs, targets) in zip(chunks, data.batches(chunks, model.device), strict=True):
         outputs = module(inputs)

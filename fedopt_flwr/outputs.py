@@ -45,7 +45,7 @@ class RunDirectory:
         """Raise ConfigError if another run's results lie here; they are never written over."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(
-                f"output.directory: {str(self.path)!r} is a file; name a folder that is new or empty"
+                f"output.directory: {str(self.path)!r} is a file; name a new or empty folder"
             )
         if (self.path / ROUNDS).exists():
             raise ConfigError(
@@ -59,10 +59,10 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             with _replacing(self.path / CONFIG) as unfinished:
                 unfinished.write_text(tomli_w.dumps(config), encoding="utf-8")
-            self._rounds = open(self.path / ROUNDS, "x", encoding="utf-8")
+            self._rounds = (self.path / ROUNDS).open("x", encoding="utf-8")
         except OSError as error:
             raise ConfigError(
-                f"output.directory: cannot write to {str(self.path)!r}: {error}; name another folder"
+                f"output.directory: cannot write {str(self.path)!r}: {error}; name another folder"
             ) from error
 
     def reopen(self, last_round: int) -> list[RoundRecord]:
@@ -72,7 +72,7 @@ class RunDirectory:
         kept = [record for record in records if record.round <= last_round]
         with _replacing(self.path / ROUNDS) as unfinished:
             unfinished.write_text("".join(_line(record) for record in kept), encoding="utf-8")
-        self._rounds = open(self.path / ROUNDS, "a", encoding="utf-8")
+        self._rounds = (self.path / ROUNDS).open("a", encoding="utf-8")
         return kept
 
     def add(self, record: RoundRecord) -> None:
@@ -101,8 +101,10 @@ class RunDirectory:
         fresh = self.path / f"{CHECKPOINT}.unfinished"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
-        _save(_tagged("vectors", checkpoint.vectors) | _tagged("buffers", checkpoint.buffers),
-              fresh / "server.safetensors")
+        _save(
+            _tagged("vectors", checkpoint.vectors) | _tagged("buffers", checkpoint.buffers),
+            fresh / "server.safetensors",
+        )
         clients: dict[str, Tensor] = {}
         for client_id, state in checkpoint.client_states.items():
             clients |= _tagged(json.dumps(client_id), state)
@@ -139,11 +141,13 @@ class RunDirectory:
                 round=meta["round"],
                 vectors=_untagged("vectors", server),
                 buffers=_untagged("buffers", server),
-                versions={i: version for i, version in meta["versions"]},
+                versions=dict(meta["versions"]),
                 client_states=states,
             )
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise ConfigError(f"--resume: the checkpoint in {str(folder)!r} is broken: {error}") from error
+            raise ConfigError(
+                f"--resume: the checkpoint in {str(folder)!r} is broken: {error}"
+            ) from error
 
 
 def _line(record: RoundRecord) -> str:

@@ -43,7 +43,7 @@ def draw_curves(runs: Mapping[str, Sequence[RoundRecord]], path: Path, title: st
 
 
 def draw_partition(counts: np.ndarray, path: Path, title: str) -> None:
-    """Draw the number of examples of each class, one bar a client; counts are [clients, classes]."""
+    """Draw how many examples of each class each client holds; counts are [clients, classes]."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -53,7 +53,9 @@ def draw_partition(counts: np.ndarray, path: Path, title: str) -> None:
     bottom = np.zeros(num_clients)
     colours = colormaps["tab20"](np.linspace(0, 1, max(num_classes, 2)))
     for label in range(num_classes):
-        axes.bar(range(num_clients), counts[:, label], bottom=bottom, color=colours[label], label=label)
+        axes.bar(
+            range(num_clients), counts[:, label], bottom=bottom, color=colours[label], label=label
+        )
         bottom += counts[:, label]
     axes.set(xlabel="client", ylabel="examples", title=title)
     if num_classes <= 20:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from .algorithm import ClientId
 from .errors import RunError
@@ -16,9 +17,11 @@ def sorted_ids(ids: Sequence[ClientId]) -> list[ClientId]:
     Raises RunError when numbers and names are mixed or an id occurs twice.
     """
     if len({type(i) for i in ids}) > 1:
-        raise RunError(f"client ids: got numbers and names, {list(ids)}; use only one kind in a run")
-    ordered = sorted(ids)  # type: ignore[type-var]
-    for one, other in zip(ordered, ordered[1:], strict=False):
+        raise RunError(
+            f"client ids: got numbers and names, {list(ids)}; use only one kind in a run"
+        )
+    ordered = sorted(ids)
+    for one, other in pairwise(ordered):
         if one == other:
             raise RunError(f"client ids: {one!r} is there twice; each client needs its own id")
     return ordered

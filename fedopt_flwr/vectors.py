@@ -139,9 +139,7 @@ def _group(buffer: Tensor) -> str:
 
 def _require_trainable(trainable: dict[str, nn.Parameter]) -> None:
     if not trainable:
-        raise ModelError(
-            "model: has no trainable parameter; at least one needs requires_grad=True"
-        )
+        raise ModelError("model: has no trainable parameter; at least one needs requires_grad=True")
     for name, parameter in trainable.items():
         if isinstance(parameter, UninitializedParameter):
             raise ModelError(

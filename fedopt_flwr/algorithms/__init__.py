@@ -11,8 +11,7 @@ from .scaffold import Scaffold
 from .scaffold_m import ScaffoldM
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    rule.name: rule
-    for rule in (FedAvg, FedProx, FedAvgWithMomentum, Scaffold, ScaffoldM, PAdaMFed)
+    rule.name: rule for rule in (FedAvg, FedProx, FedAvgWithMomentum, Scaffold, ScaffoldM, PAdaMFed)
 }
 
 __all__ = [

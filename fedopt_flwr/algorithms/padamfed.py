@@ -1,11 +1,11 @@
 """PAdaMFed: normalised local steps, control variates and momentum, with no rate to tune.
 
-Yan, Zhang, Wang, Cao: "Problem-Parameter-Free Federated Learning", ICLR 2025, Algorithm 1 (line
-numbers below are its own); step sizes from Theorem 1: η = 1/(K√T), γ = (SK)^¼/T^¾, β = √(SK/T).
+Yan, Zhang, Wang, Cao: "Problem-Parameter-Free Federated Learning", ICLR 2025, Algorithm 1 (its
+line numbers stand below); step sizes from Theorem 1: η = 1/(K√T), γ = (SK)^¼/T^¾, β = √(SK/T).
 Deviations: c_i⁺ − c_i travels up instead of c_i⁺, so that both sides add the same numbers; with
-unequal local steps K is the mean of K_i over all clients and Δ̄ = K Σ w_i Δ_i/K_i; η_g = γ/(ηK); β is
-capped at 1 (when T < SK), with a warning. Line 9 of the preprint sums k = 1..K; the text and
-Algorithm 1 of the conference paper use the K gradients of the loop, k = 0..K−1, and so do we.
+unequal local steps K is the mean of K_i over all N clients and Δ̄ = K Σ w_i Δ_i/K_i; β is capped at
+1 (when T < SK), with a warning. Where the preprint's line for c_i sums k = 1..K, we take the K
+gradients of the loop, k = 0..K−1, as its equation (2) does. η_g is γ/(ηK).
 `normalize = false` is the paper's ablation; β = 1 is SCAFFOLD with normalised steps.
 """
 
@@ -39,10 +39,10 @@ class PAdaMFed(ControlVariateRule):
         None, gt=0, title="η", description="client step size; derived: 1/(K√T)"
     )
     server_learning_rate: float | None = Field(
-        None, gt=0, title="η_g", description="relative server step; derived: γ/(ηK), γ=(SK)^¼/T^¾"
+        None, gt=0, title="η_g", description="relative server step; derived: γ/(ηK)"
     )
     momentum: float | None = Field(
-        None, ge=0, le=1, title="β", description="weight of the new gradient; derived: √(SK/T)"
+        None, ge=0, le=1, title="β", description="weight of a new gradient; derived: √(SK/T)"
     )
     normalize: bool = Field(True, description="divide every local direction by its norm")
 
@@ -58,8 +58,9 @@ class PAdaMFed(ControlVariateRule):
         if beta is None:
             beta = min(1.0, math.sqrt(samples / horizon))
             if horizon < samples:
+                theorem = math.sqrt(samples / horizon)
                 warnings.warn(
-                    f"algorithm.momentum: the theorem's √(SK/T) = {math.sqrt(samples / horizon):.3g}"
+                    f"algorithm.momentum: the theorem's √(SK/T) = {theorem:.3g}"
                     f" exceeds 1 as T = {horizon} < SK = {samples:g}; 1 is used, which means no "
                     "momentum; more rounds or fewer local steps would avoid that",
                     FedoptWarning,
@@ -114,7 +115,9 @@ class PAdaMFed(ControlVariateRule):
         return state.replace(
             model=state["model"].add(delta, alpha=self.server_learning_rate or 0.0),  # line 14
             control_variate=c + total,  # line 15
-            server_momentum=fresh.add_(c).mul_(beta).add_(g, alpha=1 - beta),  # line 16, old c and g
+            server_momentum=fresh.add_(c)
+            .mul_(beta)
+            .add_(g, alpha=1 - beta),  # line 16, old c and g
         )
 
     @property

@@ -3,10 +3,10 @@
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: "SCAFFOLD: Stochastic Controlled Averaging for
 Federated Learning", ICML 2020, Algorithm 1, option II for the control variates: the mean of the
 uncorrected local gradients.
-Deviations: c_i⁺ − c_i does not travel. Because Δ = −ηK_i(c_i⁺ − c_i + c) both sides compute it from
-the transmitted Δ and d = c, so that c stays Σ p_i c_i to the last bit of what each side knows. Where
-ηK is below 1e-2 that division would lose digits and the change is uploaded instead.
-Defaults: η = 0.05, η_g = 1; gradient start as in Cheng et al. (ICLR 2024), "zero" is the original's.
+Deviations: c_i⁺ − c_i does not travel. As Δ = −ηK_i(c_i⁺ − c_i + c), both sides compute it from the
+transmitted Δ and d = c, so that c stays Σ p_i c_i. Where ηK is below 1e-2 that division would lose
+digits, and the change is uploaded instead.
+Defaults: η = 0.05, η_g = 1; gradient start as in Cheng et al. (ICLR 2024), "zero" in the original.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Any
 
 from ..errors import FedoptError, FedoptWarning
 from .commands import app
@@ -11,7 +12,7 @@ from .show import errors_console
 
 
 def main() -> None:
-    """Run the command; bad input ends with code 2, a failed run with code 1, neither with a traceback."""
+    """Run the command: code 2 for bad input, 1 for a failed run, a traceback for neither."""
     warnings.showwarning = _show_warning
     warnings.simplefilter("ignore", DeprecationWarning)  # of other packages' imports
     try:
@@ -22,7 +23,7 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     if issubclass(category, FedoptWarning):
         errors_console().print(f"[yellow]warning:[/] {_escaped(str(message))}", soft_wrap=True)
 

@@ -103,7 +103,17 @@ def _row(name: str, result: Result, targets: list[float]) -> dict[str, Any]:
 
 def _print_table(rows: list[dict[str, Any]], targets: list[float]) -> None:
     headings = [f"rounds to {100 * t:g} %" for t in targets]
-    columns = ["algorithm", "accuracy", "best", "test loss", *headings, "GB", "SRT s", "seconds", "failures"]
+    columns = [
+        "algorithm",
+        "accuracy",
+        "best",
+        "test loss",
+        *headings,
+        "GB",
+        "SRT s",
+        "seconds",
+        "failures",
+    ]
     table = Table(*columns)
     for row in rows:
         numbers = [row[k] for k in ("final_test_accuracy", "best_test_accuracy", "final_test_loss")]

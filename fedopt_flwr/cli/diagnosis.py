@@ -81,7 +81,9 @@ def _cache() -> str:
     folder = cache_root()
     existing = next(p for p in (folder, *folder.parents) if p.exists())
     if not os.access(existing, os.W_OK):
-        raise FedoptError(f"{str(folder)!r} cannot be written; set XDG_CACHE_HOME to a folder that can")
+        raise FedoptError(
+            f"{str(folder)!r} cannot be written; set XDG_CACHE_HOME to a folder that can"
+        )
     return f"{folder} can be written"
 
 
@@ -95,7 +97,7 @@ def _configuration(path: Path | None, settings: list[str]) -> str:
     vector_bytes = 4 * model.size
     asked = config.federation.clients_per_round
     return (
-        f"{rule.name} on {config.data.name} with {config.model.name} ({model.size:,} parameters) on "
-        f"{experiment.device}; a round sends each of {asked} clients {down * vector_bytes / 1e6:.3g} MB "
-        f"and gets back {up * vector_bytes / 1e6:.3g} MB"
+        f"{rule.name} on {config.data.name} with {config.model.name} ({model.size:,} parameters) "
+        f"on {experiment.device}; a round sends each of {asked} clients "
+        f"{down * vector_bytes / 1e6:.3g} MB and gets back {up * vector_bytes / 1e6:.3g} MB"
     )

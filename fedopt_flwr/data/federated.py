@@ -58,7 +58,9 @@ def load_federated_data(config: RunConfig) -> FederatedData:
     try:
         source = SOURCES[name](config)
     except TypeError as error:
-        raise ConfigError(f"data.options: {name!r} refused {config.data.options}: {error}") from None
+        raise ConfigError(
+            f"data.options: {name!r} refused {config.data.options}: {error}"
+        ) from None
     return _divide(source, config, derive(federation.seed, "partition"))
 
 

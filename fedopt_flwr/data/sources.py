@@ -31,7 +31,7 @@ class Source:
 
 
 def _digits(config: RunConfig) -> Source:
-    """scikit-learn's 1,797 digits of 8x8 pixels in [0, 1]; every fifth one of a class is for the test."""
+    """scikit-learn's 1,797 digits of 8x8 pixels in [0, 1]; a fifth of each class for the test."""
     from sklearn.datasets import load_digits
 
     _no_options(config)
@@ -111,9 +111,7 @@ def _synthetic(config: RunConfig, model_spread: float = 1.0, data_spread: float 
         columns["test"].append(np.arange(size) % 10 == 9)
     x, y, owner, test = (np.concatenate(columns[k]) for k in ("x", "y", "client", "test"))
     inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
-    return Source(
-        inputs[~test], targets[~test], inputs[test], targets[test], classes, owner[~test]
-    )
+    return Source(inputs[~test], targets[~test], inputs[test], targets[test], classes, owner[~test])
 
 
 def _npz(config: RunConfig) -> Source:
@@ -149,9 +147,7 @@ def _no_options(config: RunConfig) -> None:
         raise TypeError("it takes no options")
 
 
-def _standardised(
-    pixels: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]
-) -> Tensor:
+def _standardised(pixels: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:
     """uint8 [n, h, w] or [n, h, w, channels] to standardised float32 [n, channels, h, w]."""
     images = pixels.unsqueeze(1) if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
     inputs = images.float().div_(255)
@@ -176,15 +172,16 @@ def _read_npz(path: Path) -> dict[str, Any]:
             arrays = dict(archive)
     except FileNotFoundError:
         raise DataError(
-            f"data.path: {str(path)!r} is not there; 'npz' wants a folder with train.npz and test.npz"
+            f"data.path: {str(path)!r} is not there; 'npz' wants a folder with train.npz and "
+            "test.npz"
         ) from None
     except (ValueError, OSError, EOFError) as error:
         raise DataError(f"data.path: {str(path)!r} cannot be read: {error}") from error
     lengths = {name: len(arrays[name]) for name in ("x", "y", "client") if name in arrays}
     if "x" not in lengths or "y" not in lengths or len(set(lengths.values())) > 1:
         raise DataError(
-            f"data.path: {str(path)!r} holds {sorted(arrays)} with lengths {lengths}; must hold 'x' "
-            "and 'y', and may hold 'client', all of one length"
+            f"data.path: {str(path)!r} holds {sorted(arrays)} with lengths {lengths}; must hold "
+            "'x' and 'y', and may hold 'client', all of one length"
         )
     if arrays["y"].dtype.kind not in "iu" or arrays["y"].ndim != 1:
         raise DataError(

@@ -181,7 +181,7 @@ def expected_arrays(
     names: tuple[str, ...], model: FlatModel, *, with_buffers: bool
 ) -> dict[str, tuple[int, str]]:
     """Return name -> (size, dtype) of model-sized arrays, and of the buffers if they travel."""
-    expected = {name: (model.size, "float32") for name in names}
+    expected = dict.fromkeys(names, (model.size, "float32"))
     return {**expected, **(model.buffer_layout if with_buffers else {})}
 
 

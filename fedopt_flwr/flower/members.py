@@ -44,8 +44,8 @@ class Members:
         self.ids = sorted_ids(list(self._proxies))
         if len(self.ids) != num_clients:
             raise RunError(
-                f"federation.num_clients: got {num_clients}; {len(self.ids)} clients with different "
-                f"ids are connected: {self.ids}; give each client its own id"
+                f"federation.num_clients: got {num_clients}; {len(self.ids)} clients with "
+                f"different ids are connected: {self.ids}; give each its own id"
             )
 
     def refresh(self, manager: ClientManager) -> None:
@@ -83,7 +83,9 @@ def ask_all(
     if not pending:
         return {}
     with ThreadPoolExecutor(max_workers=len(pending)) as pool:
-        return {cid: answer for (cid, _), answer in zip(pending, pool.map(ask, pending), strict=True)}
+        return {
+            cid: answer for (cid, _), answer in zip(pending, pool.map(ask, pending), strict=True)
+        }
 
 
 def _properties(proxy: ClientProxy) -> tuple[ClientId, int]:

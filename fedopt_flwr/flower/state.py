@@ -36,8 +36,8 @@ class MemoryStates:
         versions = self._states.get(client_id, {})
         if version not in versions:
             raise MessageError(
-                f"client {client_id}: state of round {version} is asked for; has {sorted(versions)}; "
-                "the client lost its state, so the run cannot go on with it"
+                f"client {client_id}: state of round {version} is asked for; has "
+                f"{sorted(versions)}; the client lost its state, so the run cannot go on with it"
             )
         return versions[version]
 

@@ -81,7 +81,7 @@ class FederatedStrategy(Strategy):
     ) -> None:
         self.rule, self.model = rule, model
         self._federation, self._training = federation, training
-        self._names = {"model": model_name, "loss": loss_name}
+        self._model_name, self._loss_name = model_name, loss_name
         self._evaluate, self._evaluate_every = evaluate, evaluate_every
         self._on_start, self.on_round = on_start, on_round
         self._in_memory, self._resume = in_memory, resume
@@ -100,7 +100,7 @@ class FederatedStrategy(Strategy):
         return Snapshot(self._record.round, self.state.vectors, self._buffers, dict(self.versions))
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
-        """Find all clients, fix the plan, run the start pass; Flower calls it once, before round 1."""
+        """Find all clients, fix the plan, run the start pass; called once, before round 1."""
         federation = self._federation
         self._members.discover(client_manager, federation.num_clients, federation.start_timeout)
         plan = self._make_plan()
@@ -203,7 +203,8 @@ class FederatedStrategy(Strategy):
             algorithm=self.rule.name,
             hyperparameters=self.rule.model_dump_json(),
             arrays=names,
-            **self._names,
+            model=self._model_name,
+            loss=self._loss_name,
             seed=federation.seed,
             local_steps=training.local_steps or 0,
             local_epochs=training.local_epochs or 0,

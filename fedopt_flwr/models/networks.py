@@ -32,14 +32,19 @@ def logistic(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 def cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Three convolutions, each halving the image, and two linear layers (80k parameters on MNIST)."""
+    """Three convolutions, each halving the image, and two linear layers; 80k weights on MNIST."""
     channels, height, width = _require_image(input_shape, smallest=8)
     layers: list[nn.Module] = []
     for next_channels in _CNN_CHANNELS:
         layers += [nn.Conv2d(channels, next_channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
         channels, height, width = next_channels, height // 2, width // 2
     flat = channels * height * width
-    head = [nn.Flatten(), nn.Linear(flat, _CNN_HIDDEN), nn.ReLU(), nn.Linear(_CNN_HIDDEN, num_classes)]
+    head = [
+        nn.Flatten(),
+        nn.Linear(flat, _CNN_HIDDEN),
+        nn.ReLU(),
+        nn.Linear(_CNN_HIDDEN, num_classes),
+    ]
     return nn.Sequential(*layers, *head)
 
 
@@ -59,7 +64,7 @@ def resnet18(
     }
     if norm not in norms:
         raise ValueError(f"norm: got {norm!r}; must be 'batch' or 'group'")
-    network = imagenet_resnet18(num_classes=num_classes, norm_layer=norms[norm])
+    network: nn.Module = imagenet_resnet18(num_classes=num_classes, norm_layer=norms[norm])
     network.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
     network.maxpool = nn.Identity()
     return network

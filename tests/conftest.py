@@ -1,0 +1,26 @@
+"""Nothing in the tests may reach the network or the user's own folders."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path_factory.mktemp("flwr")))
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder with the real data sets, or a skip that says how to name it."""
+    folder = os.environ.get("FEDOPT_DATA")
+    if not folder or not (Path(folder) / "MNIST" / "raw").is_dir():
+        pytest.skip("needs MNIST: set FEDOPT_DATA to a folder with MNIST/raw")
+    return Path(folder)
