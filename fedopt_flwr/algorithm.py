@@ -77,7 +77,11 @@ class ServerState:
 
 @dataclass(frozen=True)
 class Reply:
-    """What one client sent in one round, with the weights the server gives it."""
+    """What one client sent in one round, with the weights the server gives it.
+
+    The uploaded tensors are only lent to `server_start` and `server_update`: later rounds write to
+    the same memory, so a state that is to hold one must copy it.
+    """
 
     client_id: ClientId
     upload: Mapping[str, Tensor]

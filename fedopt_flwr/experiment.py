@@ -144,14 +144,13 @@ class Experiment:
         return Evaluation(loss, metric, self.metric_name)
 
     def pool(self, size: int) -> ModelPool:
-        """Return the models that `size` workers train on."""
+        """Return the models of `size` workers; the server's, idle while clients train, is one."""
         section = self.config.model
         return ModelPool(
-            self.make_model,
+            [self.model, *(self.make_model() for _ in range(size - 1))],
             self.loss,
             model_name=section.name,
             loss_name=section.loss,
-            size=size,
             stochastic=self.stochastic,
             metric=self.metric,
         )

@@ -91,7 +91,7 @@ class PAdaMFed(ControlVariateRule):
         x, d, c_i = received["model"], received["direction"], client_state["control_variate"]
         y = objective.working_copy(x)
         offset = d.sub(c_i, alpha=beta)  # d − βc_i, the same at every step
-        u, gradient_sum = y.new_zeros(y.shape), y.new_zeros(y.shape)
+        gradient_sum, u = y.new_zeros(y.shape), y.new_zeros(y.shape)
         for batch in objective.batches():
             gradient = objective.gradient(y, batch)
             gradient_sum.add_(gradient)
@@ -102,8 +102,8 @@ class PAdaMFed(ControlVariateRule):
             else:
                 y.sub_(u, alpha=eta)
         change = gradient_sum.div_(objective.num_steps).sub_(c_i)  # line 10
-        upload = {"delta": y - x, "control_variate_change": change}
-        return upload, {"control_variate": c_i + change}
+        upload = {"delta": torch.sub(y, x, out=offset), "control_variate_change": change}
+        return upload, {"control_variate": torch.add(c_i, change, out=u)}  # in spent memory
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         steps, beta = state.plan.mean_local_steps, self._beta

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+import numpy as np
 import torch
 from flwr.common import (
     Code,
@@ -20,7 +21,6 @@ from flwr.common import (
 from flwr.server import Server, SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 
-from ..algorithm import ClientId
 from ..flower import ClientStates, FederatedClient, FederatedStrategy
 from ..flower.messages import IN_MEMORY, NEVER, to_arrays
 
@@ -44,10 +44,12 @@ def run_in_process(
     Intra-op threads and the level of Flower's logger are set for the run and restored afterwards.
     """
     manager = SimpleClientManager()
-    for client in clients:
-        manager.register(_DirectProxy(client))
-    server = _PruningServer(strategy, manager, states)
+    slots = _UploadSlots()
+    for number, client in enumerate(clients):
+        manager.register(_DirectProxy(str(number), client, slots))
+    server = _LeanServer(strategy, manager, states, slots)
     server.set_max_workers(workers)
+    strategy.members.max_workers = workers
     threads_before, flower_log = torch.get_num_threads(), logging.getLogger("flwr")
     level_before = flower_log.level
     torch.set_num_threads(threads)
@@ -59,12 +61,37 @@ def run_in_process(
         flower_log.setLevel(level_before)
 
 
+class _UploadSlots:
+    """Memory that a round's uploads are copied into and that the next round writes to again.
+
+    Without it each upload stays where the client allocated it, between that client's temporaries;
+    the allocator does not find such gaps a second use, and memory grows from round to round.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[tuple[int, ...], str], list[np.ndarray]] = {}
+        self._used: list[np.ndarray] = []
+
+    def keep(self, array: np.ndarray) -> np.ndarray:
+        free = self._free.setdefault((array.shape, array.dtype.str), [])
+        source = torch.from_numpy(array)
+        slot = free.pop() if free else torch.empty_like(source).numpy()
+        torch.from_numpy(slot).copy_(source)
+        self._used.append(slot)
+        return slot
+
+    def release(self) -> None:
+        for slot in self._used:
+            self._free[(slot.shape, slot.dtype.str)].append(slot)
+        self._used.clear()
+
+
 class _DirectProxy(ClientProxy):
     """Flower's view of a client of this process: arrays are passed on, never turned into bytes."""
 
-    def __init__(self, client: FederatedClient) -> None:
-        super().__init__(cid=str(client.client_id))
-        self._client = client
+    def __init__(self, cid: str, client: FederatedClient, slots: _UploadSlots) -> None:
+        super().__init__(cid)
+        self._client, self._slots = client, slots
 
     def get_properties(
         self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None
@@ -78,6 +105,8 @@ class _DirectProxy(ClientProxy):
         if timeout is not None and seconds > timeout:
             late = f"answered after {seconds:.1f} s; federation.round_timeout is {timeout:g} s"
             report = {"error": late}
+        if ins.config["phase"] == "train":  # uploads of the start pass are the states themselves
+            arrays = [self._slots.keep(array) for array in arrays]
         parameters = Parameters(tensors=arrays, tensor_type=IN_MEMORY)  # type: ignore[arg-type]
         return FitRes(_OK, parameters, num_examples, report)
 
@@ -87,21 +116,23 @@ class _DirectProxy(ClientProxy):
     get_parameters = evaluate = reconnect = _not_asked
 
 
-class _PruningServer(Server):
-    """Drops the client states that no longer count after each round: N vectors, not 2N."""
+class _LeanServer(Server):
+    """Lets go of a round's replies and outdated client states when it ends, not one round later."""
 
     def __init__(
-        self, strategy: FederatedStrategy, manager: SimpleClientManager, states: ClientStates
+        self,
+        strategy: FederatedStrategy,
+        manager: SimpleClientManager,
+        states: ClientStates,
+        slots: _UploadSlots,
     ) -> None:
         super().__init__(client_manager=manager, strategy=strategy)
-        self._federated, self._states = strategy, states
+        self._federated, self._states, self._slots = strategy, states, slots
 
     def fit_round(self, server_round: int, timeout: float | None):  # type: ignore[no-untyped-def]
         result = super().fit_round(server_round, timeout)
         for client_id in self._federated.asked:
-            self._prune(client_id)
-        return result
-
-    def _prune(self, client_id: ClientId) -> None:
-        version = self._federated.versions.get(client_id, NEVER)
-        self._states.prune(client_id, version, version)
+            version = self._federated.versions.get(client_id, NEVER)
+            self._states.prune(client_id, version, version)
+        self._slots.release()
+        return None if result is None else (*result[:2], ([], []))

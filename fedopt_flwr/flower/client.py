@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -32,12 +32,11 @@ class ModelPool:
 
     def __init__(
         self,
-        make_model: Callable[[], FlatModel],
+        models: Sequence[FlatModel],
         loss: Loss,
         *,
         model_name: str,
         loss_name: str,
-        size: int = 1,
         stochastic: bool = False,
         metric: Metric | None = None,
     ) -> None:
@@ -45,8 +44,8 @@ class ModelPool:
         self.model_name, self.loss_name = model_name, loss_name
         self.stochastic = stochastic  # its training pass draws from torch's global generator
         self._free: queue.LifoQueue[FlatModel] = queue.LifoQueue()
-        for _ in range(size):
-            self._free.put(make_model())
+        for model in models:
+            self._free.put(model)
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[FlatModel]:

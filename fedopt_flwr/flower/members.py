@@ -23,6 +23,7 @@ class Members:
     """Connections by client id. Each connection is asked once for its id and example count."""
 
     def __init__(self) -> None:
+        self.max_workers: int | None = None  # connections asked at the same time; None: all
         self._ids: dict[str, ClientId] = {}  # Flower's connection id -> client id
         self._proxies: dict[ClientId, ClientProxy] = {}
         self.num_examples: dict[ClientId, int] = {}
@@ -52,7 +53,7 @@ class Members:
         """Ask connections that are new; forget those that are gone."""
         connected = dict(manager.all())
         new = {cid: proxy for cid, proxy in connected.items() if cid not in self._ids}
-        for cid, answer in ask_all(new.items(), _properties).items():
+        for cid, answer in ask_all(new.items(), _properties, self.max_workers).items():
             if isinstance(answer, Exception):
                 raise RunError(f"connection {cid}: did not tell its client id: {answer}")
             self._ids[cid] = answer[0]
@@ -69,9 +70,11 @@ class Members:
 
 
 def ask_all(
-    proxies: Iterable[tuple[str, ClientProxy]], question: Callable[[ClientProxy], _Answer]
+    proxies: Iterable[tuple[str, ClientProxy]],
+    question: Callable[[ClientProxy], _Answer],
+    max_workers: int | None = None,
 ) -> dict[str, _Answer | Exception]:
-    """Ask all connections at once; an exception is the answer of the one that raised it."""
+    """Ask all connections, all at once unless told; an exception is the answer of the one that raised it."""
     pending = list(proxies)
 
     def ask(item: tuple[str, ClientProxy]) -> _Answer | Exception:
@@ -82,7 +85,7 @@ def ask_all(
 
     if not pending:
         return {}
-    with ThreadPoolExecutor(max_workers=len(pending)) as pool:
+    with ThreadPoolExecutor(max_workers=max_workers or len(pending)) as pool:
         return {
             cid: answer for (cid, _), answer in zip(pending, pool.map(ask, pending), strict=True)
         }

@@ -27,10 +27,15 @@ class ClientStates(Protocol):
 
 
 class MemoryStates:
-    """States of all clients of one process, for as long as it lives."""
+    """States of all clients of one process, for as long as it lives.
+
+    Tensors of pruned versions are written to again: the allocator would not find them a second use
+    between longer-lived neighbours, and memory would grow from round to round.
+    """
 
     def __init__(self) -> None:
         self._states: dict[ClientId, dict[int, ClientState]] = {}
+        self._spare: list[ClientState] = []
 
     def load(self, client_id: ClientId, version: int) -> ClientState:
         versions = self._states.get(client_id, {})
@@ -42,9 +47,12 @@ class MemoryStates:
         return versions[version]
 
     def save(self, client_id: ClientId, version: int, state: ClientState) -> None:
+        if self._spare:
+            spare = self._spare.pop()
+            state = {name: spare[name].copy_(array) for name, array in state.items()}
         self._states.setdefault(client_id, {})[version] = state
 
     def prune(self, client_id: ClientId, oldest: int, newest: int) -> None:
         versions = self._states.get(client_id, {})
         for version in [v for v in versions if not oldest <= v <= newest]:
-            del versions[version]
+            self._spare.append(versions.pop(version))

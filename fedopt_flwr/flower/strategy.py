@@ -85,7 +85,7 @@ class FederatedStrategy(Strategy):
         self._evaluate, self._evaluate_every = evaluate, evaluate_every
         self._on_start, self.on_round = on_start, on_round
         self._in_memory, self._resume = in_memory, resume
-        self._members = Members()
+        self.members = Members()
         self._buffers: dict[str, Tensor] = dict(resume.buffers if resume else {})
         self._averages_buffers = federation.buffers == "average" and model.has_buffers
         self.versions: dict[ClientId, int] = dict(resume.versions if resume else {})
@@ -102,7 +102,7 @@ class FederatedStrategy(Strategy):
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Find all clients, fix the plan, run the start pass; called once, before round 1."""
         federation = self._federation
-        self._members.discover(client_manager, federation.num_clients, federation.start_timeout)
+        self.members.discover(client_manager, federation.num_clients, federation.start_timeout)
         plan = self._make_plan()
         self.rule = self.rule.resolve(plan)
         self._on_start(self.rule, plan)
@@ -117,7 +117,7 @@ class FederatedStrategy(Strategy):
 
     def _make_plan(self) -> Plan:
         federation, training = self._federation, self._training
-        sizes = {i: self._members.num_examples[i] for i in self._members.ids}
+        sizes = {i: self.members.num_examples[i] for i in self.members.ids}
         steps = {
             i: num_steps(n, training.batch_size, training.local_steps, training.local_epochs)
             for i, n in sizes.items()
@@ -137,7 +137,7 @@ class FederatedStrategy(Strategy):
         expected = expected_arrays(self.rule.start_names, self.model, with_buffers=False)
         uploads: dict[ClientId, Upload] = {}
         for _ in range(2):
-            missing = [i for i in self._members.ids if i not in uploads]
+            missing = [i for i in self.members.ids if i not in uploads]
             if not missing:
                 break
             self._record.errors.clear()
@@ -146,9 +146,9 @@ class FederatedStrategy(Strategy):
             uploads |= accept(missing, answers, expected, self._record)
         if not uploads:
             raise RunError(f"round 0: no client finished the start pass: {self._record.errors[0]}")
-        replies = weigh(uploads, self._members.ids, self.state.plan)
+        replies = weigh(uploads, self.members.ids, self.state.plan)
         self.state = self.rule.server_start(self.state, replies)
-        self.asked = list(self._members.ids)
+        self.asked = list(self.members.ids)
         self._finish_round(uploads)
 
     def _ask_for_start(
@@ -158,9 +158,10 @@ class FederatedStrategy(Strategy):
         answers = ask_all(
             [(proxy.cid, proxy) for proxy, _ in instructions],
             lambda proxy: proxy.fit(by_cid[proxy.cid], self._federation.round_timeout, 0),
+            self.members.max_workers,
         )
         return {
-            self._members.id_of(proxy): str(answer) if isinstance(answer, Exception) else answer
+            self.members.id_of(proxy): str(answer) if isinstance(answer, Exception) else answer
             for proxy, _ in instructions
             for answer in [answers[proxy.cid]]
         }
@@ -169,11 +170,11 @@ class FederatedStrategy(Strategy):
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
         self._begin_round(server_round + self._rounds_before)
-        self._members.refresh(client_manager)
-        order = sample_uniform(self._members.ids, self._federation.seed, self._record.round)
-        present = [i for i in order if self._members.connected(i) is not None]
+        self.members.refresh(client_manager)
+        order = sample_uniform(self.members.ids, self._federation.seed, self._record.round)
+        present = [i for i in order if self.members.connected(i) is not None]
         chosen = set(present[: self._federation.clients_per_round])
-        ids = [i for i in self._members.ids if i in chosen]
+        ids = [i for i in self.members.ids if i in chosen]
         return self._instruct("train", ids, self.rule.broadcast(self.state))
 
     def _instruct(
@@ -190,7 +191,7 @@ class FederatedStrategy(Strategy):
         for client_id in ids:
             version = self.versions.get(client_id, NEVER)
             own: dict[str, Scalar] = {"state_version": version, "oldest_version": version}
-            proxy = self._members.connected(client_id)
+            proxy = self.members.connected(client_id)
             if proxy is not None:
                 instructions.append((proxy, FitIns(parameters, {**common, **own})))
         return instructions
@@ -225,7 +226,7 @@ class FederatedStrategy(Strategy):
             self._record.errors += [{"client": i, "error": reason} for i in uploads]
             self._finish_round({})
             return None, {}
-        replies = weigh(uploads, self._members.ids, self.state.plan)
+        replies = weigh(uploads, self.members.ids, self.state.plan)
         self.state = self.rule.server_update(self.state, replies)
         if self._averages_buffers:
             self._buffers = average_buffers([(r.weight, _buffers(r)) for r in replies])
@@ -240,8 +241,8 @@ class FederatedStrategy(Strategy):
         answers: dict[ClientId, FitRes | str] = dict.fromkeys(self.asked, unnamed or "no answer")
         for failure in failures:
             if not isinstance(failure, BaseException):
-                answers[self._members.id_of(failure[0])] = failure[1].status.message
-        return answers | {self._members.id_of(proxy): result for proxy, result in results}
+                answers[self.members.id_of(failure[0])] = failure[1].status.message
+        return answers | {self.members.id_of(proxy): result for proxy, result in results}
 
     def _begin_round(self, number: int) -> None:
         self._record = RoundRecord(number)

@@ -1,0 +1,323 @@
+"""Messages, failures and state across both halves, through Flower's own loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.common import ndarrays_to_parameters
+from helpers import OpenRun, as_datasets, linear_model, open_run, softmax_clients
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from fedopt_flwr.errors import MessageError, RunError
+from fedopt_flwr.flower import FederatedClient, MemoryStates
+from fedopt_flwr.flower.messages import decode, encode, encoded_bytes, to_arrays
+from fedopt_flwr.sampling import sample_uniform, sorted_ids
+
+CLIENTS = as_datasets(softmax_clients([20, 6, 12, 30, 9]))
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
+
+
+def config(name: str = "fedavg", sampled: int = 5, rounds: int = 4, **federation: Any) -> dict:
+    return {
+        "algorithm": {"name": name},
+        "federation": {
+            "num_clients": 5,
+            "clients_per_round": sampled,
+            "num_rounds": rounds,
+            **federation,
+        },
+        "training": {"local_steps": 3, "batch_size": 4},
+    }
+
+
+class Faulty(FederatedClient):
+    """A client whose answers are spoilt in chosen rounds."""
+
+    def __init__(self, inner: FederatedClient, rounds: set[int], spoil: Any) -> None:
+        self.__dict__.update(inner.__dict__)
+        self._bad_rounds, self._spoil = rounds, spoil
+
+    def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
+        answer = super().fit(parameters, config)
+        return self._spoil(*answer) if config["round"] in self._bad_rounds else answer
+
+
+def spoilt(client_id: int, rounds: set[int], spoil: Any) -> Any:
+    return lambda client: Faulty(client, rounds, spoil) if client.client_id == client_id else client
+
+
+def with_value(value: float) -> Any:
+    def spoil(arrays: list[np.ndarray], count: int, report: dict[str, Any]) -> Any:
+        arrays = [array.copy() for array in arrays]
+        arrays[0][3] = value
+        return arrays, count, report
+
+    return spoil
+
+
+def raising(*_: Any) -> Any:
+    raise RuntimeError("the disk of this client is full")
+
+
+FAULTS = {
+    "NaN": (with_value(np.nan), "'delta' holds 1 NaN"),
+    "infinity": (with_value(np.inf), "0 NaN and 1 infinite"),
+    "shape": (lambda a, n, r: ([a[0][:-1], *a[1:]], n, r), r"shape \(14,\)"),
+    "matrix": (lambda a, n, r: ([a[0].reshape(3, 5), *a[1:]], n, r), r"shape \(3, 5\)"),
+    "dtype": (lambda a, n, r: ([a[0].astype(np.float64), *a[1:]], n, r), "dtype float64"),
+    "too many": (lambda a, n, r: ([*a, a[0]], n, r), "sent 2 arrays"),
+    "too few": (lambda a, n, r: ([], n, r), "sent 0 arrays"),
+    "name": (lambda a, n, r: (a, n, {**r, "arrays": "model"}), r"named \['model'\]"),
+    "no report": (lambda a, n, r: (a, n, {"arrays": "delta"}), "lacks loss"),
+    "exception": (raising, "the disk of this client is full"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_reply_is_one_failure_and_the_run_goes_on(fault: str) -> None:
+    spoil, text = FAULTS[fault]
+    run = open_run(config(), CLIENTS, wrap=spoilt(3, {2}, spoil))
+    record = run.records[1]
+    assert (record.round, record.failures, record.clients) == (2, 1, [0, 1, 2, 4])
+    assert [item["client"] for item in record.errors] == [3]
+    import re
+
+    assert re.search(text, record.errors[0]["error"])
+    assert [r.failures for r in run.records] == [0, 1, 0, 0]
+    assert bool(torch.isfinite(run.strategy.state["model"]).all())
+
+
+@pytest.mark.parametrize("name", ["scaffold", "scaffold_m", "padamfed"])
+def test_a_lost_reply_leaves_both_sides_at_the_same_control_variate(name: str) -> None:
+    gaps = []
+
+    def compare(run: OpenRun) -> None:
+        c = run.strategy.state["control_variate"]
+        gaps.append(float((run.mean_control_variate() - c).abs().max()))
+
+    run = open_run(
+        config(name, rounds=8),
+        CLIENTS,
+        wrap=spoilt(2, {1, 2, 5}, with_value(np.nan)),
+        on_round=compare,
+    )
+    assert sum(r.failures for r in run.records) == 3
+    assert max(gaps) < 1e-6
+
+
+def test_a_round_with_too_few_replies_moves_nothing() -> None:
+    seen: dict[int, dict[str, torch.Tensor]] = {}
+
+    def keep(run: OpenRun) -> None:
+        seen[run.records[-1].round] = {k: v.clone() for k, v in run.strategy.state.vectors.items()}
+
+    run = open_run(
+        config("scaffold_m", min_replies=5), CLIENTS, wrap=spoilt(0, {2}, raising), on_round=keep
+    )
+    assert run.records[2].clients == []
+    assert run.records[2].failures == 5
+    assert "min_replies is 5" in run.records[2].errors[-1]["error"]
+    for name, before in seen[1].items():
+        assert torch.equal(seen[2][name], before)
+        assert not torch.equal(seen[3][name], before)
+    c = run.strategy.state["control_variate"]
+    assert float((run.mean_control_variate() - c).abs().max()) < 1e-6
+
+
+def test_a_round_without_any_reply_moves_nothing_and_the_run_ends_well() -> None:
+    def all_fail(client: FederatedClient) -> FederatedClient:
+        return Faulty(client, {1, 2, 3, 4}, raising)
+
+    run = open_run(config("fedavg_m"), CLIENTS, wrap=all_fail)
+    start = torch.cat([p.detach().reshape(-1) for p in linear_model().parameters()])
+    assert torch.equal(run.strategy.state["model"], start)
+    assert [r.failures for r in run.records] == [5, 5, 5, 5]
+
+
+def test_a_client_that_fails_the_start_once_is_asked_again() -> None:
+    calls = []
+
+    def once(*answer: Any) -> Any:
+        calls.append(1)
+        return raising() if len(calls) == 1 else answer
+
+    run = open_run(config("padamfed"), CLIENTS, wrap=spoilt(1, {0}, once))
+    assert (run.records[0].failures, len(calls)) == (0, 2)
+    assert run.records[0].clients == [0, 1, 2, 3, 4]
+    assert run.records[0].downlink_vectors == 6
+
+
+def test_a_client_that_fails_the_start_twice_counts_as_zero_on_both_sides() -> None:
+    first: dict[str, torch.Tensor] = {}
+
+    def compare(run: OpenRun) -> None:
+        if run.records[-1].round == 0:
+            first["mean"] = run.mean_control_variate()
+            first["server"] = run.strategy.state["control_variate"]
+            assert float(run.client_vector(1, "control_variate").abs().max()) == 0
+
+    run = open_run(config("padamfed"), CLIENTS, wrap=spoilt(1, {0}, raising), on_round=compare)
+    assert (run.records[0].failures, run.records[0].clients) == (1, [0, 2, 3, 4])
+    assert float((first["mean"] - first["server"]).abs().max()) < 1e-6
+    assert float(first["server"].abs().max()) > 1e-2
+
+
+def test_a_start_that_nobody_finishes_ends_the_run_with_the_reason() -> None:
+    def all_fail(client: FederatedClient) -> FederatedClient:
+        return Faulty(client, {0}, raising)
+
+    with pytest.raises(RunError, match="no client finished the start pass.*disk of this client"):
+        open_run(config("scaffold"), CLIENTS, wrap=all_fail)
+
+
+def test_a_reply_after_the_round_timeout_is_not_counted() -> None:
+    import time
+
+    def slow(*answer: Any) -> Any:
+        time.sleep(0.4)
+        return answer
+
+    run = open_run(config(round_timeout=0.3), CLIENTS, wrap=spoilt(4, {2}, slow))
+    assert run.records[1].failures == 1
+    assert "round_timeout is 0.3" in run.records[1].errors[0]["error"]
+
+
+def test_a_client_refuses_code_that_its_own_configuration_does_not_name() -> None:
+    def renamed(client: FederatedClient) -> FederatedClient:
+        client._models.loss_name = "my_loss:robust"
+        return client
+
+    run = open_run(config(rounds=1), CLIENTS, wrap=renamed)
+    assert run.records[0].failures == 5
+    assert "the server asks for 'cross_entropy'; this client" in run.records[0].errors[0]["error"]
+
+
+def test_a_lost_state_is_an_error_that_names_client_and_round() -> None:
+    states = MemoryStates()
+    states.save(7, 3, {})
+    with pytest.raises(MessageError, match="client 7: state of round 5 is asked for; has"):
+        states.load(7, 5)
+
+
+def test_only_the_counted_version_of_a_state_is_kept() -> None:
+    run = open_run(config("padamfed", rounds=6), CLIENTS)
+    kept = {i: list(run.states._states[i]) for i in range(5)}
+    assert kept == {i: [run.strategy.versions[i]] for i in range(5)}
+
+
+def test_a_repeated_client_id_is_refused() -> None:
+    def same(client: FederatedClient) -> FederatedClient:
+        client.client_id = min(client.client_id, 3)
+        return client
+
+    with pytest.raises(RunError, match=r"got 5; 4 clients with different ids"):
+        open_run(config(), CLIENTS, wrap=same)
+
+
+def test_numbers_and_names_are_not_mixed() -> None:
+    assert sorted_ids([10, 9, 2]) == [2, 9, 10]
+    with pytest.raises(RunError, match="numbers and names"):
+        sorted_ids([1, "two"])
+    with pytest.raises(RunError, match="'a' is there twice"):
+        sorted_ids(["a", "b", "a"])
+
+
+def test_sampling_depends_on_seed_and_round_only_and_is_fair() -> None:
+    ids = list(range(6))
+    assert sample_uniform(ids, 1, 2) == sample_uniform(ids, 1, 2)
+    assert sample_uniform(ids, 1, 2) != sample_uniform(ids, 2, 2)
+    firsts = [sample_uniform(ids, 0, r)[0] for r in range(6000)]
+    counts = np.bincount(firsts, minlength=6)
+    assert counts.min() > 850  # 1000 expected, deviation 29
+    assert counts.max() < 1150
+
+
+def test_encoding_keeps_names_values_and_counts_bytes() -> None:
+    arrays = {"delta": torch.randn(1000), "buffers.int64": torch.arange(3)}
+    names, parameters = encode(arrays)
+    expected = {"delta": (1000, "float32"), "buffers.int64": (3, "int64")}
+    decoded = decode(to_arrays(parameters), names, expected, "client 1")
+    assert all(torch.equal(decoded[name], array) for name, array in arrays.items())
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in decoded.values())
+    assert encoded_bytes(to_arrays(parameters)) == sum(map(len, parameters.tensors))
+    assert encode(arrays, in_memory=True)[0] == names
+
+
+@pytest.mark.parametrize("size", [1, 10, 15010, 10**6])
+def test_counted_bytes_are_those_of_flowers_encoding(size: int) -> None:
+    arrays = [np.zeros(size, np.float32)]
+    assert encoded_bytes(arrays) == len(ndarrays_to_parameters(arrays).tensors[0])
+
+
+def test_records_count_what_travels() -> None:
+    run = open_run(config("scaffold_m", sampled=2, rounds=2), CLIENTS)
+    start, first, _ = run.records
+    size = len(ndarrays_to_parameters([np.zeros(15, np.float32)]).tensors[0])
+    assert (start.downlink_vectors, start.uplink_vectors) == (5, 5)
+    assert (first.downlink_vectors, first.uplink_vectors) == (4, 2)
+    assert (first.downlink_bytes, first.uplink_bytes) == (4 * size, 2 * size)
+    assert first.vectors_per_client == 3.0
+    assert first.train_loss is not None
+    assert first.seconds > 0
+
+
+class WithBatchNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(x))
+
+
+def test_averaged_buffers_are_means_of_floats_and_maxima_of_integers() -> None:
+    """One full-batch step each: running mean 0.1·m_i, so the server holds 0.1·mean(m_i)."""
+    settings = config("scaffold", rounds=1)
+    settings["training"] = {"local_steps": 1, "batch_size": 0}
+    run = open_run(settings, CLIENTS, model=WithBatchNorm)
+    means = torch.stack([d.tensors[0].mean(dim=0) for d in CLIENTS])
+    buffers = dict(run.strategy.model.module.named_buffers())
+    torch.testing.assert_close(buffers["norm.running_mean"], 0.1 * means.mean(dim=0))
+    assert int(buffers["norm.num_batches_tracked"]) == 1  # the start pass left it alone
+    assert run.strategy.state["control_variate"].numel() == 4 + 4 + 12 + 3
+
+
+@pytest.mark.parametrize("name", ["fedavg", "padamfed"])
+def test_local_buffers_stay_with_their_clients(name: str) -> None:
+    settings = config(name, rounds=3, buffers="local")
+    test = TensorDataset(*(torch.cat([d.tensors[k] for d in CLIENTS]) for k in (0, 1)))
+    run = open_run(settings, CLIENTS, model=WithBatchNorm, test_data=test)
+    tracked = [int(run.client_vector(i, "buffers.int64")[0]) for i in range(5)]
+    assert tracked == [9] * 5  # 3 rounds of 3 steps, none of them from the start pass
+    own = torch.stack([run.client_vector(i, "buffers.float32") for i in range(5)])
+    assert float(own.std(dim=0).max()) > 1e-2
+    server = dict(run.strategy.model.module.named_buffers())
+    assert int(server["norm.num_batches_tracked"]) == 0
+    assert torch.equal(server["norm.running_mean"], torch.zeros(4))
+    assert all(np.isfinite(r.test_loss) for r in run.records)
+    down = run.records[-1].downlink_bytes
+    assert down % len(ndarrays_to_parameters([np.zeros(23, np.float32)]).tensors[0]) == 0
+
+
+def test_weight_decay_adds_its_gradient() -> None:
+    """Zero data gradient: one example whose loss does not depend on the weights."""
+    settings = config("fedavg", rounds=1)
+    settings["training"] = {"local_steps": 1, "batch_size": 0, "weight_decay": 0.5}
+    settings["algorithm"]["client_learning_rate"] = 0.1
+    zero = [TensorDataset(torch.zeros(1, 4), torch.zeros(1, 3))] * 5
+    run_config = settings
+    from fedopt_flwr import simulate
+
+    result = simulate(
+        run_config,
+        model=linear_model,
+        client_data=zero,
+        loss=lambda outputs, targets: (outputs * 0).sum(),
+        metric=lambda outputs, targets: 0.0,
+    )
+    start = torch.cat([p.detach().reshape(-1) for p in linear_model().parameters()])
+    np.testing.assert_allclose(result.parameters, start.numpy() * 0.95, atol=1e-6)
