@@ -172,7 +172,7 @@ def simulate(
     `model` returns an nn.Module, whose parameters as returned are x⁰; `client_data` is a list of
     map-style data sets of (input, target), one a client; `loss` and `metric` take (outputs,
     targets) and return the mean over the batch. What is not given comes from `config`. Files are
-    written if `output.directory` is set. Raises FedoptError, with all problems of the configuration.
+    written if `output.directory` is set. Raises FedoptError with all that is wrong.
     """
     run_config = RunConfig.coerce(config)
     data = None

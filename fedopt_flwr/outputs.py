@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -82,12 +83,17 @@ class RunDirectory:
                 self._rounds.write(_line(record))
                 self._rounds.flush()
             except OSError as error:
-                raise RunError(f"{self.path / ROUNDS}: round {record.round}: {error}") from error
+                self.close()
+                raise RunError(
+                    f"{self.path / ROUNDS}: round {record.round} cannot be written: {error}; make "
+                    "room, then go on with --resume where checkpoints were kept"
+                ) from error
 
     def close(self) -> None:
-        if self._rounds is not None:
-            self._rounds.close()
-            self._rounds = None
+        file, self._rounds = self._rounds, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # unwritten text was reported by `add`
+                file.close()
 
     def write_results(self, summary: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
         """Write the summary and the model; neither holds a time, an engine or a version's name."""

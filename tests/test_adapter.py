@@ -170,7 +170,7 @@ def test_a_start_that_nobody_finishes_ends_the_run_with_the_reason() -> None:
     def all_fail(client: FederatedClient) -> FederatedClient:
         return Faulty(client, {0}, raising)
 
-    with pytest.raises(RunError, match="no client finished the start pass.*disk of this client"):
+    with pytest.raises(RunError, match=r"no client finished the start pass.*disk of this client"):
         open_run(config("scaffold"), CLIENTS, wrap=all_fail)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -131,7 +133,7 @@ def test_padamfed_movements_are_bounded() -> None:
     rule = run.strategy.rule
     gamma = rule.server_learning_rate * rule.client_learning_rate * 4
     assert gamma == pytest.approx((3 * 4) ** 0.25 / 40**0.75)
-    steps = [float((b - a).norm()) for a, b in zip(models, models[1:], strict=False)]
+    steps = [float((b - a).norm()) for a, b in pairwise(models)]
     assert len(steps) == 40
     assert max(steps) <= gamma * (1 + 1e-5)
     assert min(steps) > 0

@@ -40,11 +40,11 @@ def run_checks(path: Path | None, settings: list[str]) -> bool:
     for name, check in checks:
         try:
             console.print(f"[green]ok[/]       {name}: ", end="")
-            console.print(check(), markup=False)
+            console.print(check(), markup=False, soft_wrap=True)
         except FedoptError as error:
             passed = False
             console.print(f"\n[red]problem[/]  {name}: ", end="")
-            console.print(str(error), markup=False)
+            console.print(str(error), markup=False, soft_wrap=True)
     return passed
 
 

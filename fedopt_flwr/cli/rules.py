@@ -49,8 +49,9 @@ def print_rules(rules: list[dict[str, Any]]) -> None:
 def print_rule(rule: dict[str, Any]) -> None:
     """Print all there is to know about one rule."""
     console = Console(highlight=False)
-    console.print(rule["title"], style="bold")
-    console.print(f"\n{rule['equations']}\n\n{rule['source']}\n", markup=False)
+    console.print(rule["title"], style="bold", soft_wrap=True)
+    text = f"\n{rule['equations']}\n\n{rule['source']}\n"
+    console.print(text, markup=False, soft_wrap=True)
     table = Table("field", "symbol", "default", "meaning", box=None, pad_edge=False)
     for name, field in rule["fields"].items():
         default = "derived" if field["default"] is None else str(field["default"])

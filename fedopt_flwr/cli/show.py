@@ -93,12 +93,14 @@ class RunDisplay:
             f"{plan.num_rounds} rounds, {work}, {batch}, seed {config.federation.seed}, "
             f"{experiment.device}",
             markup=False,
+            soft_wrap=True,
         )
         if config.federation.buffers == "local" and model.has_buffers:
             self._console.print("buffers stay local: evaluation uses the batch's statistics")
 
     def _print_rule(self, rule: Algorithm, plan: Plan) -> None:
-        self._console.print(f"{rule.name}: {hyperparameter_text(rule, plan)}", markup=False)
+        text = f"{rule.name}: {hyperparameter_text(rule, plan)}"
+        self._console.print(text, markup=False, soft_wrap=True)
 
     def on_round(self, record: RoundRecord) -> None:
         """Move the bar, or print a line now and then; errors of clients always."""
@@ -107,6 +109,7 @@ class RunDisplay:
                 f"round {record.round}: client {item['client']} not counted: {item['error']}",
                 style="yellow",
                 markup=False,
+                soft_wrap=True,
             )
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=record.round, state=_state(record))
@@ -132,9 +135,11 @@ class RunDisplay:
             f"{summary['seconds']:.1f} s",
             f"{summary['failures']} failures" if summary["failures"] else "",
         ]
-        self._console.print("done: " + ", ".join(part for part in parts if part), markup=False)
+        self._console.print(
+            "done: " + ", ".join(part for part in parts if part), markup=False, soft_wrap=True
+        )
         if directory is not None:
-            self._console.print(f"results in {directory}", markup=False)
+            self._console.print(f"results in {directory}", markup=False, soft_wrap=True)
 
 
 def hyperparameter_text(rule: Algorithm, plan: Plan) -> str:

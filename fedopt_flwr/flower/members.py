@@ -74,7 +74,7 @@ def ask_all(
     question: Callable[[ClientProxy], _Answer],
     max_workers: int | None = None,
 ) -> dict[str, _Answer | Exception]:
-    """Ask all connections, all at once unless told; an exception is the answer of the one that raised it."""
+    """Ask all connections, at once unless told; what one raises is its answer."""
     pending = list(proxies)
 
     def ask(item: tuple[str, ClientProxy]) -> _Answer | Exception:

@@ -1,0 +1,255 @@
+"""The command as a user runs it: real processes, exit codes, what is printed, what is left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FEDOPT = str(Path(sys.executable).parent / "fedopt")
+QUICK = ["--set", "federation.num_rounds=4", "--set", "model.options.hidden=[8]"]
+
+
+def fedopt(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [FEDOPT, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+
+
+def refused(result: subprocess.CompletedProcess[str], *texts: str) -> None:
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr + result.stdout
+    for text in texts:
+        assert text in result.stderr, result.stderr
+
+
+def test_simulate_prints_header_and_rounds_and_writes_its_files(tmp_path: Path) -> None:
+    result = fedopt("simulate", "--set", "output.directory=out", *QUICK, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "digits, mlp with 610 parameters, 20 clients" in result.stdout
+    assert "padamfed: " in result.stdout
+    assert "η = 0.05" in result.stdout  # 1/(10·√4)
+    assert "γ = η_g·η·K = 0.9402" in result.stdout  # 50^¼/4^¾
+    assert "round 4/4" in result.stdout
+    assert "warning: algorithm.momentum: the theorem's" in result.stderr
+    names = {p.name for p in (tmp_path / "out").iterdir()}
+    assert names == {
+        "config.toml",
+        "rounds.jsonl",
+        "summary.json",
+        "model.safetensors",
+        "curves.png",
+    }
+
+
+def test_a_run_without_a_directory_gets_one_under_runs(tmp_path: Path) -> None:
+    result = fedopt("simulate", "--algorithm", "fedavg", *QUICK, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.endswith("-fedavg-digits")
+    assert f"results in runs/{folder.name}" in result.stdout
+
+
+def test_python_and_command_give_the_same_model(tmp_path: Path) -> None:
+    from fedopt_flwr import RunConfig, simulate
+
+    settings = ["algorithm.name=scaffold_m", "federation.num_rounds=3"]
+    simulate(RunConfig.from_file(None, [*settings, f"output.directory={tmp_path / 'python'}"]))
+    options = [part for s in [*settings, "output.directory=command"] for part in ("--set", s)]
+    assert fedopt("simulate", *options, "--workers", "2", cwd=tmp_path).returncode == 0
+    one, other = (tmp_path / d / "model.safetensors" for d in ("python", "command"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+BAD_INPUT = {
+    "unknown algorithm": (
+        ["--algorithm", "scafold"],
+        ["algorithm.name", "'scafold'", "did you mean 'scaffold'?"],
+    ),
+    "unknown key": (
+        ["--set", "federation.num_round=3"],
+        ["'num_round'", "did you mean 'num_rounds'?"],
+    ),
+    "S > N": (
+        ["--set", "federation.clients_per_round=99"],
+        ["clients_per_round: got 99", "num_clients (20)"],
+    ),
+    "no steps": (["--set", "training.local_steps=0"], ["training.local_steps: got 0"]),
+    "momentum": (["--set", "algorithm.momentum=1.5"], ["algorithm.momentum: got 1.5"]),
+    "batch size": (["--set", "training.batch_size=-1"], ["training.batch_size: got -1"]),
+    "data folder": (
+        ["--set", "data.name=mnist", "--set", "data.path=/nowhere"],
+        ["data.path: '/nowhere' is not a folder"],
+    ),
+    "import path": (
+        ["--set", "model.name=no_such:thing"],
+        ["model.name: cannot import 'no_such:thing'"],
+    ),
+    "no file": (["absent.toml"], ["'absent.toml' is not a file"]),
+    "not TOML": (["broken.toml"], ["'broken.toml' is not TOML", "Invalid value"]),
+    "no data": (
+        ["--set", "data.partition.min_examples=0", "--set", "data.partition.concentration=0.01"],
+        ["client ", "has no data"],
+    ),
+    "nothing to train": (["--set", "model.name=torch.nn:ReLU"], ["no trainable parameter"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_ends_with_code_2_and_leaves_nothing(case: str, tmp_path: Path) -> None:
+    arguments, texts = BAD_INPUT[case]
+    (tmp_path / "broken.toml").write_text("federation = [")
+    result = fedopt("simulate", *arguments, "--set", "output.directory=out", cwd=tmp_path)
+    refused(result, "error:", *texts)
+    assert [p.name for p in tmp_path.iterdir()] == ["broken.toml"]
+
+
+def test_several_problems_are_printed_together(tmp_path: Path) -> None:
+    result = fedopt("simulate", "--set", "federation.seed=-1", "--set", "data.nam=x", cwd=tmp_path)
+    refused(result, "federation.seed: got -1", "data.nam: unknown 'nam'")
+    assert result.stderr.count("error:") == 2
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    result = fedopt("simulate", "--set", "output.directory=/proc/run", *QUICK, cwd=tmp_path)
+    refused(result, "output.directory: cannot write '/proc/run'")
+
+
+def test_resume_goes_on_and_takes_no_other_configuration(tmp_path: Path) -> None:
+    options = ["--set", "output.directory=out", "--set", "output.checkpoint_every=3", *QUICK]
+    assert fedopt("simulate", *options, cwd=tmp_path).returncode == 0
+    before = (tmp_path / "out" / "model.safetensors").read_bytes()
+    (tmp_path / "out" / "model.safetensors").unlink()
+    result = fedopt("simulate", "--resume", "out", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
+    refused(
+        fedopt("simulate", "--resume", "out", "--algorithm", "fedavg", cwd=tmp_path), "--resume"
+    )
+
+
+def test_compare_ends_with_a_table_and_curves(tmp_path: Path) -> None:
+    arguments = ["--algorithms", "padamfed,fedavg", "--set", "output.directory=out", *QUICK]
+    step = ["--set", "fedavg.client_learning_rate=0.2"]
+    result = fedopt("compare", *arguments, *step, "--targets", "0.1", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    table = result.stdout[result.stdout.index("algorithm") :]
+    assert "rounds to 10 %" in table
+    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [row["algorithm"] for row in rows] == ["padamfed", "fedavg"]
+    assert rows[1]["hyperparameters"]["client_learning_rate"] == 0.2
+    assert rows[0]["hyperparameters"]["client_learning_rate"] == pytest.approx(0.05)
+    for row in rows:
+        assert f"{row['final_test_accuracy']:.4f}" in table
+        summary = json.loads((tmp_path / "out" / row["algorithm"] / "summary.json").read_text())
+        assert summary["final_test_accuracy"] == row["final_test_accuracy"]
+    assert (tmp_path / "out" / "curves.png").is_file()
+    refused(fedopt("compare", *arguments, cwd=tmp_path), "output.directory: 'out' is there")
+
+
+def test_compare_gives_shared_hyperparameters_only_to_rules_that_have_them(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        '[algorithm]\nname = "fedprox"\nproximal_strength = 0.5\n'
+        "[federation]\nnum_rounds = 1\n[model]\noptions = {hidden = [4]}\n"
+    )
+    arguments = [
+        "run.toml",
+        "--algorithms",
+        "fedavg,fedprox,fedavg_m",
+        "--set",
+        "output.directory=out",
+    ]
+    result = fedopt("compare", *arguments, "--set", "algorithm.momentum=0.7", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows = {
+        r["algorithm"]: r["hyperparameters"]
+        for r in json.loads((tmp_path / "out" / "comparison.json").read_text())
+    }
+    assert rows["fedavg_m"]["momentum"] == 0.7
+    assert rows["fedprox"]["proximal_strength"] == 0.5
+    assert "momentum" not in rows["fedavg"]
+    for bad, text in (
+        (["--algorithms", "fedavg,fedavk"], "did you mean 'fedavg'?"),
+        (["--algorithms", "fedavg,fedavg"], "name each rule once"),
+        (["--algorithms", "fedavg", "--set", "algorithm.momentum=0.7"], "none of fedavg has this"),
+        (["--targets", "90"], "--targets: got '90'"),
+    ):
+        refused(fedopt("compare", *bad, cwd=tmp_path), text)
+
+
+def test_algorithms_shows_one_rule_in_full(tmp_path: Path) -> None:
+    result = fedopt("algorithms", "padamfed", cwd=tmp_path)
+    assert result.returncode == 0
+    for text in ("ICLR 2025", "Algorithm 1", "√(SK/T)", "control_variate_change", "Deviations:"):
+        assert text in result.stdout
+    refused(fedopt("algorithms", "padamfd", cwd=tmp_path), "did you mean 'padamfed'?")
+    one = json.loads(fedopt("algorithms", "scaffold_m", "--json", cwd=tmp_path).stdout)
+    assert [rule["name"] for rule in one] == ["scaffold_m"]
+    assert (len(one[0]["down"]), len(one[0]["up"])) == (2, 1)
+    assert one[0]["fields"]["momentum"]["symbol"] == "β"
+
+
+def test_partition_prints_and_draws_the_histogram(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[federation]\nnum_clients = 6\n")
+    result = fedopt("partition", "run.toml", "--plot", "p.png", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    lines = [line.split() for line in result.stdout.splitlines()]
+    rows = {line[0]: [int(n.replace("·", "0")) for n in line[1:]] for line in lines[1:8]}
+    assert list(rows) == ["0", "1", "2", "3", "4", "5", "all"]
+    assert all(counts[0] == sum(counts[1:]) for counts in rows.values())
+    assert rows["all"] == [
+        sum(column) for column in zip(*[rows[str(i)] for i in range(6)], strict=True)
+    ]
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    refused(fedopt("partition", "--plot", "/proc/p.png", cwd=tmp_path), "--plot: cannot write")
+
+
+def test_doctor_reports_and_its_code_says_whether_a_run_would_start(tmp_path: Path) -> None:
+    good = fedopt("doctor", cwd=tmp_path)
+    assert good.returncode == 0, good.stdout
+    for text in (
+        "packages",
+        "flwr 1.",
+        "digits",
+        "padamfed on digits with mlp (15,010 parameters)",
+    ):
+        assert text in good.stdout
+    bad = fedopt("doctor", "--set", "data.name=mnist", "--set", "data.path=/nowhere", cwd=tmp_path)
+    assert bad.returncode == 1
+    assert "problem" in bad.stdout
+    assert "data.path: '/nowhere' is not a folder" in bad.stdout
+
+
+def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
+    """A pseudo-terminal, as a person has one."""
+    import pty
+
+    read, write = pty.openpty()
+    process = subprocess.Popen(
+        [FEDOPT, "simulate", "--algorithm", "fedavg", *QUICK],
+        cwd=tmp_path,
+        stdout=write,
+        stderr=write,
+        env={**__import__("os").environ, "TERM": "xterm-256color", "COLUMNS": "160"},
+    )
+    import os
+
+    os.close(write)
+    seen = b""
+    while True:
+        try:
+            chunk = os.read(read, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        seen += chunk
+    assert process.wait(60) == 0
+    text = seen.decode(errors="replace")
+    assert "4/4" in text
+    assert "accuracy" in text
+    assert "ETA" in text
+    assert "━" in text

@@ -1,0 +1,189 @@
+"""Configurations: defaults, settings, and every problem named at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedopt_flwr import ConfigError, DataError, ModelError, RunConfig, simulate
+from fedopt_flwr.experiment import make_rule
+
+
+def problems(settings: list[str]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_file(None, settings)
+    return caught.value.problems
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    config = RunConfig()
+    federation, training = config.federation, config.training
+    assert (config.algorithm.name, config.data.name, config.model.name) == (
+        "padamfed",
+        "digits",
+        "mlp",
+    )
+    assert (federation.num_clients, federation.clients_per_round, federation.num_rounds) == (
+        20,
+        5,
+        50,
+    )
+    assert (training.local_steps, training.local_epochs, training.batch_size) == (10, None, 32)
+    assert (federation.seed, config.data.partition.concentration) == (0, 0.3)
+
+
+def test_settings_are_toml_or_bare_strings() -> None:
+    config = RunConfig.from_file(
+        None,
+        [
+            "federation.num_rounds=7",
+            "model.options.hidden=[8, 4]",
+            "data.name=synthetic",
+            'data.partition={kind = "classes", classes_per_client = 3}',
+            "algorithm.momentum=0.5",
+        ],
+    )
+    assert config.federation.num_rounds == 7
+    assert config.model.options == {"hidden": [8, 4]}
+    assert config.data.name == "synthetic"
+    assert config.data.partition.classes_per_client == 3
+    assert config.algorithm.hyperparameters == {"momentum": 0.5}
+
+
+def test_a_configuration_survives_its_own_file(tmp_path: Path) -> None:
+    import tomli_w
+
+    config = RunConfig.from_file(None, ["training.local_epochs=2", "output.directory=/tmp/x"])
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(config.to_dict()))
+    again = RunConfig.from_file(tmp_path / "config.toml")
+    assert again.to_dict() == config.to_dict()
+    assert again.training.local_steps is None
+
+
+def test_all_problems_are_reported_together() -> None:
+    found = problems(
+        ["federation.num_rounds=0", "training.batch_size=-1", "model.nam=cnn", "federations.seed=1"]
+    )
+    assert len(found) == 4
+    assert any(line.startswith("federation.num_rounds: got 0;") for line in found)
+    assert any("did you mean 'name'?" in line for line in found)
+    assert any("federations: unknown" in line and "'federation'?" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        (
+            "federation.clients_per_round=99",
+            r"federation.clients_per_round: got 99; .* num_clients \(20\)",
+        ),
+        ("federation.min_replies=6", r"federation.min_replies: got 6; .* \(5\)"),
+        ("federation.seed=-1", "federation.seed: got -1"),
+        ("federation.round_timeout=0", "federation.round_timeout: got 0"),
+        ("federation.buffers=global", "federation.buffers: got 'global'.*'average' or 'local'"),
+        (
+            "training.local_steps=0",
+            "training.local_steps: got 0; should be greater than or equal to 1",
+        ),
+        ("training.batch_size=-4", "training.batch_size: got -4"),
+        ("training.device=tpu", "training.device: got 'tpu'"),
+        ("training.weight_decay=nan", "training.weight_decay: got nan"),
+        ("data.partition.concentration=0", "data.partition.concentration: got 0"),
+        ("data.partition.examples_per_client=[9, 3]", r"got \[9, 3\]; must be \[low, high\]"),
+        ("data.partition.shape=[1, -1]", r"got \[1.0, -1.0\]; both numbers"),
+        ("data.partition.alpha=1", "unknown 'alpha'"),
+        ("seed=1", "must have the form section.key=VALUE"),
+        ("federation.seed", "must have the form section.key=VALUE"),
+        ("data.name.x=1", None),
+    ],
+)
+def test_bad_values_name_field_value_and_what_is_allowed(setting: str, text: str | None) -> None:
+    import re
+
+    (line,) = problems([setting])
+    assert text is None or re.search(text, line), line
+
+
+def test_steps_and_epochs_exclude_each_other() -> None:
+    (line,) = problems(["training.local_steps=3", "training.local_epochs=1"])
+    assert "local_epochs: got 1 beside local_steps = 3" in line
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        ({"name": "scafold"}, "unknown 'scafold'; did you mean 'scaffold'?"),
+        ({"name": "padamfed", "momentum": 1.5}, "algorithm.momentum: got 1.5; should be less than"),
+        ({"name": "fedavg", "momentum": 0.5}, "algorithm.momentum: unknown 'momentum'"),
+        ({"name": "fedavg", "client_learning_rat": 1}, "did you mean 'client_learning_rate'?"),
+        ({"name": "fedavg", "client_learning_rate": 0}, "got 0; should be greater than 0"),
+        ({"name": "fedavg", "client_learning_rate": float("inf")}, "got inf"),
+    ],
+)
+def test_bad_rules_and_hyperparameters_are_named(section: dict, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_rule(RunConfig(algorithm=section))
+    assert text in str(caught.value)
+
+
+def test_files_that_are_not_there_or_not_toml_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent.toml' is not a file"):
+        RunConfig.from_file(tmp_path / "absent.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[federation\nseed = 1")
+    with pytest.raises(ConfigError, match=r"broken.toml' is not TOML: .*line 1"):
+        RunConfig.from_file(broken)
+    broken.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"is not TOML"):
+        RunConfig.from_file(broken)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ({"data": {"name": "digit"}}, ConfigError, "did you mean 'digits'?"),
+        (
+            {"data": {"name": "nothing:here"}},
+            ConfigError,
+            "data.name: cannot import 'nothing:here'",
+        ),
+        ({"model": {"name": "math:nothing"}}, ConfigError, "model.name: cannot import"),
+        ({"model": {"loss": "math:nothing"}}, ConfigError, "model.loss: cannot import"),
+        ({"model": {"metric": "accurracy"}}, ConfigError, "did you mean 'accuracy'?"),
+        ({"model": {"options": {"depth": 3}}}, ConfigError, "model.options: 'mlp' refused"),
+        ({"model": {"options": {"hidden": [0]}}}, ConfigError, "must be a list of positive"),
+        ({"data": {"options": {"a": 1}}}, ConfigError, "data.options: 'digits' refused"),
+        ({"data": {"name": "mnist", "path": "/no/such/folder"}}, DataError, "data.path: '/no/such"),
+        ({"training": {"device": "cuda:77"}}, ConfigError, "training.device: got 'cuda:77'"),
+        ({"federation": {"num_clients": 5000}}, DataError, "federation.num_clients: got 5000"),
+        (
+            {
+                "data": {
+                    "partition": {"kind": "dirichlet", "concentration": 0.001, "min_examples": 40}
+                }
+            },
+            DataError,
+            "concentration 0.001 and num_clients 20 leaves a client",
+        ),
+        (
+            {"data": {"partition": {"kind": "classes", "classes_per_client": 11}}},
+            ConfigError,
+            "classes_per_client: got 11; the data has 10",
+        ),
+        ({"data": {"partition": {"kind": "natural"}}}, ConfigError, "has no owner"),
+    ],
+)
+def test_what_only_shows_when_a_run_is_put_together(settings: dict, error: type, text: str) -> None:
+    with pytest.raises(error) as caught:
+        simulate(settings)
+    assert text in str(caught.value)
+
+
+def test_a_model_without_a_trainable_parameter_is_refused() -> None:
+    import torch
+
+    with pytest.raises(ModelError, match="no trainable parameter"):
+        simulate({}, model=lambda: torch.nn.Linear(64, 10).requires_grad_(False))
+    with pytest.raises(ConfigError, match=r"must return an nn\.Module"):
+        simulate({}, model=lambda: "a model")

@@ -1,0 +1,384 @@
+"""Sources, partitions and minibatches."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from fedopt_flwr import ConfigError, DataError, RunConfig, simulate
+from fedopt_flwr.config import PartitionSection
+from fedopt_flwr.data import DatasetData, TensorData, as_client_data, load_federated_data
+from fedopt_flwr.data.partitions import partition
+from fedopt_flwr.objectives import batch_positions, num_steps
+
+TARGETS = np.repeat(np.arange(10), 60)
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")  # T < SK in short runs
+
+
+def divided(kind: str, num_clients: int = 12, seed: int = 0, **fields: object) -> list[np.ndarray]:
+    return partition(TARGETS, num_clients, PartitionSection(kind=kind, **fields), seed=seed)
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "classes", "beta"])
+def test_a_partition_gives_each_example_to_exactly_one_client(kind: str) -> None:
+    rows = divided(kind)
+    assert sorted(np.concatenate(rows)) == list(range(600))
+    assert min(map(len, rows)) >= 1
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "classes", "subsample", "beta"])
+def test_a_partition_depends_on_its_seed_alone(kind: str) -> None:
+    one, same, other = divided(kind), divided(kind), divided(kind, seed=1)
+    assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_small_concentration_means_unlike_clients() -> None:
+    def unlikeness(concentration: float) -> float:
+        rows = divided("dirichlet", concentration=concentration)
+        shares = [np.bincount(TARGETS[r], minlength=10) / len(r) for r in rows]
+        return float(np.mean([share.max() for share in shares]))
+
+    assert unlikeness(0.1) > 0.5
+    assert unlikeness(1000.0) < 0.2
+
+
+def test_classes_partition_gives_exactly_that_many_classes() -> None:
+    assert all(len(np.unique(TARGETS[r])) == 3 for r in divided("classes", classes_per_client=3))
+
+
+def test_subsample_draws_sizes_from_the_range_and_classes_by_number() -> None:
+    rows = divided("subsample", 40, examples_per_client=(10, 50), classes_per_client=2)
+    sizes = [len(r) for r in rows]
+    assert (min(sizes) >= 10, max(sizes) <= 50, len(set(sizes)) > 5) == (True, True, True)
+    assert all(len(np.unique(TARGETS[r])) <= 2 for r in rows)
+    assert all(len(np.unique(r)) == len(r) for r in rows)
+    with pytest.raises(DataError, match="wants 500 examples"):
+        divided("subsample", examples_per_client=(500, 500), classes_per_client=1)
+
+
+def test_beta_shares_follow_the_distribution() -> None:
+    even = [len(r) for r in divided("beta", shape=(200.0, 200.0))]
+    uneven = [len(r) for r in divided("beta", shape=(0.2, 0.8))]
+    assert np.std(even) < 8 < np.std(uneven)
+
+
+def test_empty_clients_only_where_they_are_asked_for() -> None:
+    rows = divided("dirichlet", concentration=0.01, min_examples=0)
+    assert min(map(len, rows)) == 0
+    with pytest.raises(DataError, match="fewer than min_examples"):
+        divided("beta", shape=(0.001, 1.0), num_clients=50)
+
+
+def test_partition_warnings_of_repeated_attempts_are_not_shown() -> None:
+    assert min(map(len, divided("dirichlet", concentration=0.3, min_examples=10))) >= 10
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 45), st.integers(1, 5), st.booleans())
+def test_batches_of_a_round(n: int, batch_size: int, work: int, by_epochs: bool) -> None:
+    steps, epochs = (None, work) if by_epochs else (work, None)
+    positions = batch_positions(n, batch_size, steps, epochs, seed=5)
+    assert len(positions) == num_steps(n, batch_size, steps, epochs)
+    size = min(batch_size, n) or n
+    if not by_epochs:
+        assert [len(p) for p in positions] == [size] * work
+    else:
+        assert len(positions) == work * -(-n // size)
+        counts = np.bincount(torch.cat(positions).numpy(), minlength=n)
+        assert counts.tolist() == [work] * n
+        smallest = min(len(p) for p in positions)
+        assert smallest > 1 or n == 1 or size <= 2
+    again = batch_positions(n, batch_size, steps, epochs, seed=5)
+    assert all(torch.equal(a, b) for a, b in zip(positions, again, strict=True))
+
+
+def test_batches_differ_between_seeds_and_cover_the_data() -> None:
+    one, other = (batch_positions(50, 10, 5, None, seed) for seed in (1, 2))
+    assert not torch.equal(torch.cat(one), torch.cat(other))
+    assert sorted(torch.cat(one).tolist()) == list(range(50))
+
+
+class Squares(Dataset):
+    """A map-style data set that computes its examples."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([float(index), index**2]), index % 3
+
+
+def test_any_map_style_data_set_gives_the_batches_of_the_same_tensors() -> None:
+    lazy = as_client_data(Squares())
+    tensors = TensorDataset(
+        *(torch.stack([torch.as_tensor(Squares()[i][k]) for i in range(12)]) for k in (0, 1))
+    )
+    eager = as_client_data(Subset(tensors, range(12)))
+    assert isinstance(lazy, DatasetData)
+    assert isinstance(eager, TensorData)
+    positions = batch_positions(12, 5, 4, None, 0)
+    for a, b in zip(lazy.batches(positions, CPU), eager.batches(positions, CPU), strict=True):
+        assert torch.equal(a[0], b[0])
+        assert torch.equal(a[1], b[1])
+    assert lazy.targets().tolist() == eager.targets().tolist()
+
+
+def test_lazy_and_in_memory_data_train_to_the_same_bits() -> None:
+    config = {"federation": {"num_clients": 2, "clients_per_round": 2, "num_rounds": 3}}
+    tensors = TensorDataset(
+        *(torch.stack([torch.as_tensor(Squares()[i][k]) for i in range(12)]) for k in (0, 1))
+    )
+    runs = [
+        simulate(
+            config | {"algorithm": {"name": "fedavg", "client_learning_rate": 1e-3}},
+            model=lambda: torch.nn.Linear(2, 3),
+            client_data=[data, data],
+        )
+        for data in (Squares(), tensors)
+    ]
+    np.testing.assert_array_equal(runs[0].parameters, runs[1].parameters)
+
+
+def test_digits_keeps_a_fifth_of_each_class_for_the_test() -> None:
+    data = load_federated_data(RunConfig())
+    assert sum(c.num_examples for c in data.clients) + data.test.num_examples == 1797
+    assert data.input_shape == (1, 8, 8)
+    counts = np.bincount(data.test.targets())
+    assert (counts.min(), counts.max()) == (34, 36)
+
+
+def test_synthetic_data_is_heterogeneous_by_its_two_parameters() -> None:
+    def centres(spread: float) -> float:
+        config = RunConfig(
+            data={"name": "synthetic", "options": {"model_spread": 1.0, "data_spread": spread}}
+        )
+        data = load_federated_data(config)
+        assert len(data.clients) == 20
+        assert data.input_shape == (60,)
+        means = [
+            next(c.batches([torch.arange(c.num_examples)], CPU))[0].mean() for c in data.clients
+        ]
+        return float(torch.stack(means).std())
+
+    assert centres(25.0) > 2 * centres(0.0)
+    with pytest.raises(ConfigError, match=r"data\.options: 'synthetic' refused"):
+        load_federated_data(RunConfig(data={"name": "synthetic", "options": {"alpha": 1}}))
+
+
+def write_npz(folder: Path, **extra: np.ndarray) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8), np.arange(40) % 4
+    np.savez(folder / "train.npz", x=x, y=y, **extra)
+    np.savez(folder / "test.npz", x=x[:8], y=y[:8])
+
+
+def test_npz_keeps_its_natural_partition_and_turns_images_around(tmp_path: Path) -> None:
+    write_npz(tmp_path, client=np.arange(40) // 10)
+    settings = {
+        "data": {"name": "npz", "path": tmp_path},
+        "federation": {"num_clients": 4, "clients_per_round": 2},
+    }
+    data = load_federated_data(RunConfig(**settings))
+    assert [c.num_examples for c in data.clients] == [10] * 4
+    assert data.input_shape == (3, 8, 8)
+    x, _ = next(data.clients[1].batches([torch.tensor([0])], CPU))
+    with np.load(tmp_path / "train.npz") as archive:
+        np.testing.assert_allclose(
+            x[0].numpy(), archive["x"][10].transpose(2, 0, 1) / 255, rtol=1e-6
+        )
+    with pytest.raises(ConfigError, match="own partition has 4 clients"):
+        load_federated_data(RunConfig(data=settings["data"]))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        ({"x": np.zeros((3, 2))}, "must hold 'x' and 'y'"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(2, int)}, "all of one length"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "'y' of .* has dtype float64"),
+    ],
+)
+def test_broken_npz_files_are_described(tmp_path: Path, arrays: dict, text: str) -> None:
+    config = RunConfig(data={"name": "npz", "path": tmp_path})
+    with pytest.raises(DataError, match="is not there; 'npz' wants"):
+        load_federated_data(config)
+    for part in ("train", "test"):
+        np.savez(tmp_path / f"{part}.npz", **arrays)
+    with pytest.raises(DataError, match=text):
+        load_federated_data(config)
+    (tmp_path / "train.npz").write_bytes(b"not an archive")
+    with pytest.raises(DataError, match="cannot be read"):
+        load_federated_data(config)
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    header = struct.pack(">BBBB", 0, 0, 8, values.ndim) + struct.pack(
+        f">{values.ndim}I", *values.shape
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wb") as file:
+        file.write(header + values.astype(np.uint8).tobytes())
+
+
+def write_mnist(
+    root: Path, folder: str = "MNIST", prefix: tuple[str, str] = ("train", "t10k")
+) -> None:
+    for part, count in zip(prefix, (40, 10), strict=True):
+        images = np.arange(count * 784).reshape(count, 28, 28) % 256
+        write_idx(root / folder / "raw" / f"{part}-images-idx3-ubyte.gz", images)
+        write_idx(root / folder / "raw" / f"{part}-labels-idx1-ubyte.gz", np.arange(count) % 10)
+
+
+def test_packed_files_in_a_read_only_folder_are_unpacked_into_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mnist(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    for folder in (tmp_path / "MNIST" / "raw", tmp_path / "MNIST", tmp_path):
+        folder.chmod(0o555)
+    monkeypatch.setenv("FEDOPT_DATA", str(tmp_path))
+    config = RunConfig(
+        data={"name": "mnist"}, federation={"num_clients": 3, "clients_per_round": 3}
+    )
+    for _ in range(2):  # the second time from the cache
+        data = load_federated_data(config)
+        assert sum(c.num_examples for c in data.clients) == 40
+        assert data.input_shape == (1, 28, 28)
+    assert sorted(tmp_path.rglob("*")) == before
+    cache = Path(os.environ["XDG_CACHE_HOME"]) / "fedopt-flwr" / "data" / "MNIST" / "raw"
+    assert len(list(cache.iterdir())) == 4
+
+
+def test_emnist_images_are_turned_upright(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_mnist(tmp_path, "EMNIST", ("emnist-mnist-train", "emnist-mnist-test"))
+    monkeypatch.setenv("FEDOPT_DATA", str(tmp_path))
+    config = RunConfig(
+        data={"name": "emnist", "options": {"split": "mnist"}, "partition": {"kind": "iid"}},
+        federation={"num_clients": 2, "clients_per_round": 2},
+    )
+    data = load_federated_data(config)
+    image = next(data.test.batches([torch.tensor([0])], CPU))[0][0, 0]
+    stored = torch.from_numpy(np.arange(784).reshape(28, 28) % 256).float() / 255
+    torch.testing.assert_close(image, (stored.T - 0.1736) / 0.3317)
+
+
+def test_a_broken_packed_file_is_named_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mnist(tmp_path)
+    broken = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
+    broken.write_bytes(broken.read_bytes()[:200])
+    monkeypatch.setenv("FEDOPT_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz' cannot be unpacked"):
+        load_federated_data(RunConfig(data={"name": "mnist"}))
+    cache = Path(os.environ["XDG_CACHE_HOME"])
+    assert not [
+        p for p in cache.rglob("*") if p.is_file() and "images" in p.name and "train" in p.name
+    ]
+
+
+def test_missing_files_say_where_to_put_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torchvision.datasets
+
+    def offline(self: object) -> None:
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(torchvision.datasets.MNIST, "download", offline)
+    config = RunConfig(data={"name": "mnist", "path": tmp_path})
+    with pytest.raises(DataError, match=r"download failed \(no network\); put MNIST/raw/\*-ubyte"):
+        load_federated_data(config)
+
+
+def test_real_mnist_loads_from_packed_files(real_data: Path) -> None:
+    data = load_federated_data(RunConfig(data={"name": "mnist", "partition": {"kind": "iid"}}))
+    assert sum(c.num_examples for c in data.clients) == 60_000
+    assert data.test.num_examples == 10_000
+    images = next(data.test.batches([torch.arange(10_000)], CPU))[0]
+    assert abs(float(images.mean())) < 0.05
+    assert abs(float(images.std()) - 1) < 0.05
+    assert np.bincount(data.test.targets()).tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]
+
+
+def test_the_users_own_loader_and_model(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "from torch.utils.data import TensorDataset\n"
+        "def clients(num_clients, seed, size):\n"
+        "    g = torch.Generator().manual_seed(seed)\n"
+        "    x = [torch.randn(size, 3, generator=g) for _ in range(num_clients)]\n"
+        "    return [TensorDataset(a, (a[:, 0] > 0).long()) for a in x], None\n"
+        "def whole(num_clients, seed):\n"
+        "    train, _ = clients(1, seed, 60)\n"
+        "    return train[0], train[0]\n"
+        "def wrong(num_clients, seed):\n"
+        "    return 5\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(3, 2)\n"
+    )
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[data]\nname = "mine:clients"\noptions = {size = 9}\n[model]\nname = "mine:Net"\n'
+        "[federation]\nnum_clients = 4\nclients_per_round = 2\nnum_rounds = 3\n"
+    )
+    result = simulate(file)
+    assert result.parameters.shape == (8,)
+    assert result.rounds[-1].test_loss is None
+    whole = RunConfig.from_file(file, ["data.name=mine:whole", "data.options={}"])
+    assert simulate(whole).rounds[-1].test_accuracy is not None
+    with pytest.raises(ConfigError, match=r"'mine:wrong' failed: .* must return \(train, test\)"):
+        simulate(RunConfig.from_file(file, ["data.name=mine:wrong", "data.options={}"]))
+
+
+def test_a_client_without_data_is_named() -> None:
+    full, empty = (
+        TensorDataset(torch.zeros(3, 4), torch.zeros(3).long()),
+        TensorDataset(torch.zeros(0, 4), torch.zeros(0).long()),
+    )
+    config = {"federation": {"num_clients": 3, "clients_per_round": 3}}
+    with pytest.raises(DataError, match="client 1: has no data"):
+        simulate(config, model=lambda: torch.nn.Linear(4, 2), client_data=[full, empty, full])
+    with pytest.raises(ConfigError, match="client_data holds 2 data sets"):
+        simulate(config, model=lambda: torch.nn.Linear(4, 2), client_data=[full, full])
+    allowed = {
+        "data": {"partition": {"kind": "dirichlet", "concentration": 0.01, "min_examples": 0}}
+    }
+    with pytest.raises(DataError, match=r"client \d+: has no data"):
+        simulate(allowed)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold_m", "padamfed"])
+def test_clients_with_one_example_or_less_than_a_batch_train(name: str) -> None:
+    sizes = [1, 3, 40]
+    datasets = [TensorDataset(torch.randn(n, 4), torch.arange(n) % 2) for n in sizes]
+    config = {
+        "algorithm": {"name": name},
+        "federation": {"num_clients": 3, "clients_per_round": 3, "num_rounds": 20},
+    }
+    result = simulate(config, model=lambda: torch.nn.Linear(4, 2), client_data=datasets)
+    assert sum(r.failures for r in result.rounds) == 0
+    assert np.isfinite(result.parameters).all()

@@ -1,0 +1,296 @@
+"""Same bits, resume, files, faults of the in-process engine."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import as_datasets, linear_model, softmax_clients
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from fedopt_flwr import ConfigError, RunConfig, RunError, resume, simulate
+from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.errors import FedoptWarning
+from fedopt_flwr.experiment import Experiment
+from fedopt_flwr.metrics import RoundRecord, holds_from, rounds_to_target, summarize
+from fedopt_flwr.outputs import RunDirectory
+
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
+
+
+def config(name: str, directory: Path | None = None, **sections: Any) -> dict[str, Any]:
+    return {
+        "algorithm": {"name": name},
+        "federation": {"num_clients": 8, "clients_per_round": 4, "num_rounds": 9, "seed": 3},
+        "training": {"local_steps": 4, "batch_size": 8},
+        "model": {"options": {"hidden": [16]}},
+        "output": {"directory": directory} if directory else {},
+    } | sections
+
+
+def model_bytes(directory: Path) -> bytes:
+    return (directory / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_workers_and_repetition_change_no_bit_and_another_seed_does(
+    name: str, tmp_path: Path
+) -> None:
+    for folder, workers in (("one", 1), ("two", 2), ("three", 3)):
+        simulate(config(name, tmp_path / folder), workers=workers)
+    other = config(name, tmp_path / "other")
+    other["federation"]["seed"] = 4
+    simulate(other)
+    assert model_bytes(tmp_path / "one") == model_bytes(tmp_path / "two")
+    assert model_bytes(tmp_path / "one") == model_bytes(tmp_path / "three")
+    assert model_bytes(tmp_path / "one") != model_bytes(tmp_path / "other")
+
+
+def test_a_run_uses_and_leaves_no_global_random_state() -> None:
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    before = torch.get_rng_state()
+    first = simulate(config("scaffold_m")).parameters
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    np.testing.assert_array_equal(simulate(config("scaffold_m")).parameters, first)
+
+
+def test_a_run_restores_threads_and_flowers_logger() -> None:
+    torch.set_num_threads(2)
+    level = logging.getLogger("flwr").level
+    simulate(config("fedavg"))
+    assert torch.get_num_threads() == 2
+    assert logging.getLogger("flwr").level == level
+
+
+def without_times(path: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if "seconds" not in k} for line in lines]
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_resumed_run_equals_one_that_never_stopped(
+    name: str, buffers: str, tmp_path: Path
+) -> None:
+    class Stop(Exception):
+        pass
+
+    class Stopper:
+        def on_start(self, *_: Any) -> None: ...
+
+        def on_round(self, record: RoundRecord) -> None:
+            if record.round == 7:
+                raise Stop
+
+    (tmp_path / "batchnorm.py").write_text(
+        "import torch\n"
+        "def net():\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 12),\n"
+        "                               torch.nn.BatchNorm1d(12), torch.nn.Linear(12, 10))\n"
+    )
+    file = tmp_path / "run.toml"
+    file.write_text('[model]\nname = "batchnorm:net"\n')
+    settings = [
+        f"algorithm.name={name}",
+        f"federation.buffers={buffers}",
+        "federation.num_clients=8",
+        "federation.clients_per_round=4",
+        "federation.num_rounds=9",
+        "training.batch_size=8",
+        "data.partition.min_examples=20",
+        "data.partition.concentration=1.0",
+        "output.checkpoint_every=3",
+    ]
+
+    def run_config(folder: str) -> RunConfig:
+        return RunConfig.from_file(file, [*settings, f"output.directory={tmp_path / folder}"])
+
+    whole = simulate(run_config("whole"))
+    with pytest.raises(Stop):
+        simulate(run_config("stopped"), listener=Stopper())
+    assert len(without_times(tmp_path / "stopped")) < len(without_times(tmp_path / "whole"))
+    resumed = resume(tmp_path / "stopped")
+    assert model_bytes(tmp_path / "whole") == model_bytes(tmp_path / "stopped")
+    assert without_times(tmp_path / "whole") == without_times(tmp_path / "stopped")
+    assert [r.round for r in resumed.rounds] == [r.round for r in whole.rounds]
+    assert sum(r.failures for r in resumed.rounds) == 0
+    with pytest.raises(ConfigError, match="has done all 9 rounds"):
+        resume(tmp_path / "stopped")
+
+
+def test_resume_says_what_is_missing_or_broken(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a folder"):
+        resume(tmp_path / "absent")
+    simulate(config("fedavg", tmp_path / "plain"))
+    with pytest.raises(ConfigError, match=r"holds no checkpoint; .*checkpoint_every"):
+        resume(tmp_path / "plain")
+    checkpointed = config("padamfed", tmp_path / "run")
+    checkpointed["output"]["checkpoint_every"] = 4
+    simulate(checkpointed)
+    broken = tmp_path / "run" / "checkpoint" / "clients.safetensors"
+    broken.write_bytes(broken.read_bytes()[:50])
+    with pytest.raises(ConfigError, match="is broken"):
+        resume(tmp_path / "run")
+
+
+def test_outputs_hold_what_the_result_holds(tmp_path: Path) -> None:
+    result = simulate(config("padamfed", tmp_path / "run"))
+    records = [
+        json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    ]
+    assert [r["round"] for r in records] == list(range(10))
+    assert records == [r.to_dict() for r in result.rounds]
+    state = load_file(tmp_path / "run" / "model.safetensors")
+    vector = torch.cat([state[name].reshape(-1) for name in result.model.state_dict()])
+    np.testing.assert_array_equal(vector.numpy(), result.parameters)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["final_test_accuracy"] == result.rounds[-1].test_accuracy
+    assert summary["uplink_bytes"] == sum(r.uplink_bytes for r in result.rounds)
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    written = RunConfig.from_file(tmp_path / "run" / "config.toml")
+    assert written.to_dict() == RunConfig(**config("padamfed", tmp_path / "run")).to_dict()
+    assert not list((tmp_path / "run").glob("*.unfinished"))
+
+
+def test_the_model_file_of_two_runs_is_the_same_whatever_the_folder(tmp_path: Path) -> None:
+    for folder in ("a", "b/c"):
+        simulate(config("fedavg", tmp_path / folder))
+    assert model_bytes(tmp_path / "a") == model_bytes(tmp_path / "b/c")
+
+
+def test_results_are_never_written_over(tmp_path: Path) -> None:
+    simulate(config("fedavg", tmp_path / "run"))
+    before = model_bytes(tmp_path / "run")
+    with pytest.raises(ConfigError, match="already holds a run; name another folder"):
+        simulate(config("scaffold", tmp_path / "run"))
+    assert model_bytes(tmp_path / "run") == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        simulate(config("fedavg", tmp_path / "file"))
+
+
+def test_a_full_disk_ends_the_run_with_the_file_and_the_round(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.open({})
+    directory._rounds.close()
+    directory._rounds = open("/dev/full", "w")  # noqa: SIM115
+    with pytest.raises(RunError, match=r"rounds.jsonl: round 4 cannot be written: .*No space left"):
+        directory.add(RoundRecord(4))
+    directory.close()  # raises nothing more
+
+
+def test_evaluation_happens_when_it_is_due_and_always_at_the_end() -> None:
+    settings = config("fedavg", output={"evaluate_every": 4})
+    evaluated = [r.round for r in simulate(settings).rounds if r.test_loss is not None]
+    assert evaluated == [4, 8, 9]
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 32), nn.Dropout(0.5), nn.Linear(32, 10)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+def test_dropout_is_seeded_by_client_and_round_and_uses_one_worker() -> None:
+    first = simulate(config("fedavg"), model=Dropping).parameters
+    torch.manual_seed(123)
+    with pytest.warns(FedoptWarning, match="one worker is used"):
+        second = simulate(config("fedavg"), model=Dropping, workers=2).parameters
+    np.testing.assert_array_equal(first, second)
+    assert Experiment(RunConfig(**config("fedavg")), model=Dropping).stochastic
+    assert not Experiment(RunConfig(**config("fedavg"))).stochastic
+
+
+def test_an_exception_in_the_users_model_is_a_failure_of_that_client() -> None:
+    class Picky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = linear_model()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if float(x.abs().max()) > 1e6:
+                raise RuntimeError("sensor out of range")
+            return self.layer(x)
+
+    datasets = as_datasets(softmax_clients([9, 9, 9]))
+    datasets[1] = TensorDataset(torch.full((5, 4), 1e7), torch.zeros(5).long())
+    settings = config(
+        "fedavg", federation={"num_clients": 3, "clients_per_round": 3, "num_rounds": 2}
+    )
+    result = simulate(settings, model=Picky, client_data=datasets)
+    for record in result.rounds:
+        assert (record.clients, record.failures) == ([0, 2], 1)
+        assert record.errors == [{"client": 1, "error": "RuntimeError: sensor out of range"}]
+
+
+def test_own_loss_and_metric_are_used() -> None:
+    datasets = as_datasets(softmax_clients([9, 9, 9]))
+    settings = config(
+        "fedavg", federation={"num_clients": 3, "clients_per_round": 3, "num_rounds": 2}
+    )
+    result = simulate(
+        settings,
+        model=linear_model,
+        client_data=datasets,
+        test_data=datasets[0],
+        loss=lambda outputs, targets: outputs.square().mean(),
+        metric=lambda outputs, targets: 42.0,
+    )
+    last = result.rounds[-1]
+    assert (last.test_metric, last.test_accuracy) == (42.0, None)
+    with torch.no_grad():
+        expected = float(result.model(datasets[0].tensors[0]).square().mean())
+    assert last.test_loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_train_loss_is_the_minibatch_mean_weighted_by_examples() -> None:
+    """One full-batch step: the loss at the initial model, weighted by n_i."""
+    data = softmax_clients([4, 12])
+    settings = config(
+        "fedavg", federation={"num_clients": 2, "clients_per_round": 2, "num_rounds": 1}
+    )
+    settings["training"] = {"local_steps": 1, "batch_size": 0}
+    record = simulate(settings, model=linear_model, client_data=as_datasets(data)).rounds[0]
+    x, y = (torch.from_numpy(np.concatenate([d[k] for d in data])) for k in (0, 1))
+    expected = nn.functional.cross_entropy(linear_model()(x), y).item()
+    assert record.train_loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_targets_and_simulated_time_are_computed_from_the_records() -> None:
+    def record(number: int, accuracy: float | None) -> RoundRecord:
+        return RoundRecord(
+            number,
+            clients=[0, 1],
+            test_loss=None if accuracy is None else 1.0,
+            test_accuracy=accuracy,
+            uplink_vectors=2,
+            downlink_vectors=4,
+            uplink_bytes=20,
+            downlink_bytes=40,
+            client_seconds=0.5,
+        )
+
+    accuracies = [0.2, 0.91, None, 0.85, 0.93, 0.95]
+    records = [record(i + 1, a) for i, a in enumerate(accuracies)]
+    assert rounds_to_target(records, 0.9) == 2
+    assert holds_from(records, 0.9) == 5
+    assert rounds_to_target(records, 0.99) is None
+    assert holds_from(records, 0.99) is None
+    summary = summarize(records, vector_bytes=12_500_000)  # one second on 100 Mbit/s
+    assert summary["simulated_seconds"] == pytest.approx(6 * (0.5 + 3 * 1.0))
+    assert summary["gigabytes"] == pytest.approx(360e-9)
+    assert summary["vectors_per_client"] == [3.0] * 6
