@@ -23,7 +23,7 @@ lint: install
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow"
 
 test-slow: install
 	$(BIN)/pytest -m slow

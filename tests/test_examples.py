@@ -1,0 +1,69 @@
+"""The examples run, on the real files where they need some."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedopt_flwr import RunConfig, simulate
+from fedopt_flwr.data import load_federated_data
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def make_npz(name: str, output: Path) -> None:
+    subprocess.run([sys.executable, EXAMPLES / "make_npz.py", name, output], check=True)
+
+
+def test_femnist_becomes_npz_with_its_own_clients(real_data: Path, tmp_path: Path) -> None:
+    make_npz("femnist", tmp_path)
+    config = RunConfig(
+        algorithm={"name": "scaffold_m"},
+        data={"name": "npz", "path": tmp_path},
+        federation={"num_clients": 12, "clients_per_round": 4, "num_rounds": 15},
+    )
+    data = load_federated_data(config)
+    assert sum(c.num_examples for c in data.clients) + data.test.num_examples == 5997
+    assert data.input_shape == (1, 28, 28)
+    assert simulate(config).rounds[-1].test_accuracy > 0.8
+
+
+@pytest.mark.slow
+def test_cifar10_becomes_npz_with_all_its_images(real_data: Path, tmp_path: Path) -> None:
+    make_npz("cifar10", tmp_path)
+    with np.load(tmp_path / "train.npz") as train, np.load(tmp_path / "test.npz") as test:
+        assert train["x"].shape == (50_000, 32, 32, 3)
+        assert np.bincount(train["y"]).tolist() == [5000] * 10
+        assert np.bincount(test["y"]).tolist() == [1000] * 10
+        mean = train["x"].mean(axis=(0, 1, 2)) / 255
+    np.testing.assert_allclose(mean, [0.4914, 0.4822, 0.4465], atol=2e-3)
+
+
+def test_make_npz_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, EXAMPLES / "make_npz.py", "femnist", tmp_path / "out"]
+    monkeypatch.setenv("FEDOPT_DATA", str(tmp_path))
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "femnist_digits.npz' is not there" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_readme_configuration_is_valid() -> None:
+    config = RunConfig.from_file(EXAMPLES / "mnist_cnn.toml")
+    federation = config.federation
+    assert (federation.num_clients, federation.clients_per_round, federation.num_rounds) == (100, 10, 100)
+
+
+@pytest.mark.slow
+def test_mnist_with_a_cnn_reaches_what_the_readme_says(real_data: Path) -> None:
+    """A third of the README's rounds, for the rule that has no rate to tune and for a tuned one."""
+    settings = ["federation.num_rounds=30", "output.evaluate_every=30"]
+    for name, least in (("fedavg", 0.85), ("scaffold_m", 0.85), ("padamfed", 0.35)):
+        config = RunConfig.from_file(EXAMPLES / "mnist_cnn.toml", [*settings, f"algorithm.name={name}"])
+        result = simulate(config, workers=2)
+        assert sum(r.failures for r in result.rounds) == 0
+        assert result.rounds[-1].test_accuracy > least, name
