@@ -27,9 +27,10 @@ from torch.nn import functional
 
 from fedopt_flwr import RunConfig
 from fedopt_flwr.data import FederatedData, load_federated_data
-from fedopt_flwr.experiment import Experiment, run_experiment
+from fedopt_flwr.experiment import Experiment
 from fedopt_flwr.objectives import batch_positions, client_seed
 from fedopt_flwr.sampling import sample_uniform
+from fedopt_flwr.simulation import run_experiment
 
 WORKS = {"cnn": 25, "logistic": 50}  # model, clients a round
 

@@ -1,11 +1,11 @@
-"""Turn the CIFAR-10 strips or the FEMNIST digits of a data folder into what `data.name = "npz"` reads.
+"""Turn the CIFAR-10 strips or the FEMNIST digits of a data folder into npz files for `fedopt`.
 
     python examples/make_npz.py cifar10 OUTPUT
     python examples/make_npz.py femnist OUTPUT
 
 reads $FEDOPT_DATA/CIFAR10/{train,test}.npz or $FEDOPT_DATA/FEMNIST_digits/femnist_digits.npz and
-writes OUTPUT/train.npz and OUTPUT/test.npz. FEMNIST keeps its clients: every fifth image of a client
-goes to the test set, the rest stays with the client; paper becomes 0 and ink 255, as in MNIST.
+writes OUTPUT/train.npz and OUTPUT/test.npz. FEMNIST keeps its clients: every fifth image of a
+client goes to the test set; paper becomes 0 and ink 255, as in MNIST.
 Then: fedopt simulate --set data.name=npz --set data.path=OUTPUT --set model.name=cnn ...
 """
 
@@ -15,6 +15,7 @@ import argparse
 import io
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ def cifar10(source: Path) -> dict[str, dict[str, np.ndarray]]:
             strips, offsets = archive["strips"], archive["offsets"]
             images = [
                 np.asarray(Image.open(io.BytesIO(strips[start:end].tobytes())))
-                for start, end in zip(offsets[:-1], offsets[1:], strict=True)
+                for start, end in pairwise(offsets)
             ]
             pixels = np.concatenate([image.reshape(-1, 32, 32, 3) for image in images])
             x = (pixels * archive["step"]).astype(np.uint8)

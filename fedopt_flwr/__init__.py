@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .config import RunConfig
     from .errors import ConfigError, DataError, FedoptError, MessageError, ModelError, RunError
-    from .experiment import Result, resume, simulate
+    from .simulation import Result, resume, simulate
 
 __version__ = "0.1.0"
 
@@ -19,9 +19,9 @@ _HOMES = {
     "MessageError": "errors",
     "ModelError": "errors",
     "RunError": "errors",
-    "Result": "experiment",
-    "resume": "experiment",
-    "simulate": "experiment",
+    "Result": "simulation",
+    "resume": "simulation",
+    "simulate": "simulation",
 }
 
 __all__ = [

@@ -152,16 +152,18 @@ class RunConfig(_Section):
         here = Path.cwd()
         return (self._folder, here) if self._folder else (here,)
 
+    def looking_in(self, folder: Path | None) -> Self:
+        """Make `folder` the first place where `module:attribute` names are looked up."""
+        self._folder = folder
+        return self
+
     @classmethod
     def from_file(cls, path: Path | str | None, settings: Iterable[str] = ()) -> Self:
         """Read a TOML file (None: all defaults), then apply `section.key=VALUE` settings."""
         data = _read_toml(Path(path)) if path is not None else {}
         for setting in settings:
             _apply_setting(data, setting)
-        config = cls(**data)
-        if path is not None:
-            config._folder = Path(path).resolve().parent
-        return config
+        return cls(**data).looking_in(None if path is None else Path(path).resolve().parent)
 
     @classmethod
     def coerce(cls, config: RunConfig | Mapping[str, Any] | Path | str) -> RunConfig:
@@ -175,17 +177,14 @@ class RunConfig(_Section):
         data = self.to_dict()
         for setting in settings:
             _apply_setting(data, setting)
-        config = type(self)(**data)
-        config._folder = self._folder
-        return config
+        return type(self)(**data).looking_in(self._folder)
 
     def for_rule(self, name: str) -> Self:
         """Return a copy for another rule, without the hyperparameters of this one."""
         if name == self.algorithm.name:
             return self
         config = self.model_copy(update={"algorithm": AlgorithmSection(name=name)})
-        config._folder = self._folder
-        return config
+        return config.looking_in(self._folder)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that TOML can hold and that give the same RunConfig again."""

@@ -1,30 +1,21 @@
-"""The composition root: from a configuration to data, model, rule, strategy and results."""
+"""The composition root: from a configuration to data, model, rule, loss and device."""
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable
 
-import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import nn
 
-from .algorithm import Algorithm, Plan
+from .algorithm import Algorithm
 from .algorithms import ALGORITHMS
 from .config import RunConfig, validation_problems
-from .data import FederatedData, from_datasets, load_federated_data
+from .data import FederatedData, load_federated_data
 from .data.federated import require_examples
-from .engines.in_process import run_in_process
-from .errors import ConfigError, FedoptWarning, unknown_name
-from .flower import FederatedClient, FederatedStrategy, MemoryStates, ModelPool
-from .flower.messages import NEVER
-from .flower.strategy import Evaluation, Snapshot
-from .metrics import RoundRecord, summarize
+from .errors import ConfigError, unknown_name
+from .flower import ModelPool
+from .flower.strategy import Evaluation
 from .models import make_model, seeded_module
 from .objectives import (
     Loss,
@@ -34,37 +25,7 @@ from .objectives import (
     named_loss,
     named_metric,
 )
-from .outputs import CURVES, Checkpoint, RunDirectory
-from .plots import draw_curves
 from .vectors import FlatModel
-
-_FLOAT_BYTES = 4
-
-
-@dataclass
-class Result:
-    """What a run gives back: the final vector (NumPy, float32), the module with it, the records."""
-
-    parameters: np.ndarray
-    model: nn.Module
-    rounds: list[RoundRecord]
-    summary: dict[str, Any]
-
-
-class Listener(Protocol):
-    """Hears how a run goes; the CLI shows it."""
-
-    def on_start(self, rule: Algorithm, plan: Plan, experiment: Experiment) -> None:
-        """The clients are known and the rule's open step sizes are computed."""
-
-    def on_round(self, record: RoundRecord) -> None:
-        """A round is over and, where that was due, evaluated."""
-
-
-class _Silent:
-    def on_start(self, rule: Algorithm, plan: Plan, experiment: Experiment) -> None: ...
-
-    def on_round(self, record: RoundRecord) -> None: ...
 
 
 def make_rule(config: RunConfig) -> Algorithm:
@@ -112,6 +73,7 @@ class Experiment:
         self.metric = metric or named_metric(config.model.metric, folders)
         loaded = data or load_federated_data(config)
         require_examples(loaded.clients)
+        self.given: list[str] = []  # what came as Python objects instead of from the configuration
         self._factory = model
         self._loaded = loaded
         self.model = self.make_model()  # the server's, and the first check of the user's module
@@ -154,188 +116,3 @@ class Experiment:
             stochastic=self.stochastic,
             metric=self.metric,
         )
-
-
-def simulate(
-    config: RunConfig | Mapping[str, Any] | Path | str,
-    model: Callable[[], nn.Module] | None = None,
-    client_data: Sequence[Any] | None = None,
-    test_data: Any | None = None,
-    loss: Loss | None = None,
-    metric: Metric | None = None,
-    *,
-    workers: int = 1,
-    listener: Listener | None = None,
-) -> Result:
-    """Run a federation inside this process.
-
-    `model` returns an nn.Module, whose parameters as returned are x⁰; `client_data` is a list of
-    map-style data sets of (input, target), one a client; `loss` and `metric` take (outputs,
-    targets) and return the mean over the batch. What is not given comes from `config`. Files are
-    written if `output.directory` is set. Raises FedoptError with all that is wrong.
-    """
-    run_config = RunConfig.coerce(config)
-    data = None
-    if client_data is not None or test_data is not None:
-        data = from_datasets(client_data, test_data, run_config)
-    experiment = Experiment(run_config, model=model, data=data, loss=loss, metric=metric)
-    return run_experiment(experiment, workers=workers, listener=listener)
-
-
-def resume(directory: Path | str, *, workers: int = 1, listener: Listener | None = None) -> Result:
-    """Go on with a run that was started from files, from its last checkpoint, bit for bit."""
-    folder = RunDirectory(Path(directory))
-    checkpoint = folder.read_checkpoint()
-    config = RunConfig.from_file(folder.path / "config.toml").updated(
-        [f"output.directory={folder.path}"]
-    )
-    if checkpoint.round >= config.federation.num_rounds:
-        raise ConfigError(
-            f"--resume: the run in {str(folder.path)!r} has done all "
-            f"{config.federation.num_rounds} rounds; start a new one for more"
-        )
-    return run_experiment(
-        Experiment(config), workers=workers, listener=listener, checkpoint=checkpoint
-    )
-
-
-def run_experiment(
-    experiment: Experiment,
-    *,
-    workers: int = 1,
-    listener: Listener | None = None,
-    checkpoint: Checkpoint | None = None,
-) -> Result:
-    """Run an experiment with the in-process engine and write its files."""
-    config, listener = experiment.config, listener or _Silent()
-    if workers > 1 and experiment.stochastic:
-        warnings.warn(
-            f"workers: got {workers}; this model draws from torch's global generator in training "
-            "(dropout), so one worker is used to keep runs reproducible",
-            FedoptWarning,
-            stacklevel=2,
-        )
-        workers = 1
-    states, records = MemoryStates(), []
-    with _run_directory(config, checkpoint) as (directory, earlier):
-        records += earlier
-        strategy = _strategy(experiment, listener, checkpoint)
-        strategy_round = _Recorder(strategy, states, records, directory, config, listener)
-        strategy.on_round = strategy_round
-        if checkpoint:
-            for client_id, state in checkpoint.client_states.items():
-                states.save(client_id, checkpoint.versions[client_id], dict(state))
-        pool = experiment.pool(workers)
-        run_in_process(
-            strategy,
-            [FederatedClient(i, d, pool, states) for i, d in enumerate(experiment.data.clients)],
-            states,
-            num_rounds=config.federation.num_rounds - (checkpoint.round if checkpoint else 0),
-            workers=workers,
-            round_timeout=config.federation.round_timeout,
-            threads=config.training.threads,
-        )
-        return _result(experiment, strategy, records, directory)
-
-
-@contextlib.contextmanager
-def _run_directory(
-    config: RunConfig, checkpoint: Checkpoint | None
-) -> Iterator[tuple[RunDirectory | None, list[RoundRecord]]]:
-    if config.output.directory is None:
-        yield None, []
-        return
-    directory = RunDirectory(config.output.directory)
-    earlier: list[RoundRecord] = []
-    if checkpoint is None:
-        directory.require_unused()
-        directory.open(config.to_dict())
-    else:
-        earlier = directory.reopen(checkpoint.round)
-    try:
-        yield directory, earlier
-    finally:
-        directory.close()
-
-
-def _strategy(
-    experiment: Experiment, listener: Listener, checkpoint: Checkpoint | None
-) -> FederatedStrategy:
-    config = experiment.config
-    snapshot = None
-    if checkpoint:
-        snapshot = Snapshot(
-            checkpoint.round, checkpoint.vectors, checkpoint.buffers, checkpoint.versions
-        )
-    return FederatedStrategy(
-        experiment.rule,
-        experiment.model,
-        config.federation,
-        config.training,
-        model_name=config.model.name,
-        loss_name=config.model.loss,
-        evaluate=experiment.evaluate if experiment.data.test is not None else None,
-        evaluate_every=config.output.evaluate_every,
-        on_start=lambda rule, plan: listener.on_start(rule, plan, experiment),
-        in_memory=True,
-        resume=snapshot,
-    )
-
-
-@dataclass
-class _Recorder:
-    """Takes every finished round to the records, the files and the listener."""
-
-    strategy: FederatedStrategy
-    states: MemoryStates
-    records: list[RoundRecord]
-    directory: RunDirectory | None
-    config: RunConfig
-    listener: Listener
-
-    def __call__(self, record: RoundRecord) -> None:
-        self.records.append(record)
-        if self.directory is not None:
-            self.directory.add(record)
-            every = self.config.output.checkpoint_every
-            if every and record.round and record.round % every == 0:
-                self.directory.write_checkpoint(self._checkpoint())
-        self.listener.on_round(record)
-
-    def _checkpoint(self) -> Checkpoint:
-        server = self.strategy.snapshot()
-        counted = {i: v for i, v in server.versions.items() if v != NEVER}
-        has_state = (
-            bool(self.strategy.rule.init_client(1)) or self.config.federation.buffers == "local"
-        )
-        states = {i: self.states.load(i, v) for i, v in counted.items()} if has_state else {}
-        return Checkpoint(server.round, server.vectors, server.buffers, server.versions, states)
-
-
-def _result(
-    experiment: Experiment,
-    strategy: FederatedStrategy,
-    records: list[RoundRecord],
-    directory: RunDirectory | None,
-) -> Result:
-    model = strategy.model
-    vector = model.vector.detach().cpu().numpy().copy()
-    summary = {
-        "algorithm": strategy.rule.name,
-        "hyperparameters": strategy.rule.model_dump(),
-        "model_parameters": model.size,
-        **summarize(records, model.size * _FLOAT_BYTES),
-    }
-    if directory is not None:
-        directory.write_results(summary, model.module.state_dict())
-        draw_curves({strategy.rule.name: records}, directory.path / CURVES, _title(experiment))
-    return Result(vector, model.module, records, summary)
-
-
-def _title(experiment: Experiment) -> str:
-    config = experiment.config
-    federation = config.federation
-    return (
-        f"{config.data.name}, {config.model.name}: {federation.num_clients} clients, "
-        f"{federation.clients_per_round} a round"
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def load_attribute(field: str, path: str, folders: Iterable[Path]) -> Any:
     places = [str(folder) for folder in folders]
     before = list(sys.path)
     sys.path[:0] = places
+    _forget_namesake(module_name.partition(".")[0], places)
     try:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
@@ -38,3 +40,12 @@ def load_attribute(field: str, path: str, folders: Iterable[Path]) -> Any:
     finally:
         sys.path[:] = before
     return found
+
+
+def _forget_namesake(top: str, places: list[str]) -> None:
+    """Drop a module of this name that came from another folder, as another run's code would."""
+    spec, loaded = PathFinder.find_spec(top, places), sys.modules.get(top)
+    if spec is None or loaded is None or getattr(loaded, "__file__", None) == spec.origin:
+        return
+    for name in [n for n in sys.modules if n == top or n.startswith(f"{top}.")]:
+        del sys.modules[name]

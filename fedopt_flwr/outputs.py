@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .algorithm import ClientId
+from .config import RunConfig
 from .errors import ConfigError, RunError
 from .metrics import RoundRecord
 
@@ -25,14 +26,23 @@ CURVES, CHECKPOINT = "curves.png", "checkpoint"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A run as it stood after `round`: the server's vectors and every client's counted state."""
+class Snapshot:
+    """All that the server needs to go on after `round` as if it had never stopped."""
 
     round: int
     vectors: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
-    versions: Mapping[ClientId, int]
+    versions: Mapping[ClientId, int]  # round of each client's last counted reply
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run after a round: the server, every client's counted state, and what it was made from."""
+
+    server: Snapshot
     client_states: Mapping[ClientId, Mapping[str, Tensor]]
+    given: list[str]  # what came as Python objects, by the names of simulate()'s parameters
+    folder: str  # where module:attribute names are looked up
 
 
 class RunDirectory:
@@ -108,14 +118,20 @@ class RunDirectory:
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
         _save(
-            _tagged("vectors", checkpoint.vectors) | _tagged("buffers", checkpoint.buffers),
+            _tagged("vectors", checkpoint.server.vectors)
+            | _tagged("buffers", checkpoint.server.buffers),
             fresh / "server.safetensors",
         )
         clients: dict[str, Tensor] = {}
         for client_id, state in checkpoint.client_states.items():
             clients |= _tagged(json.dumps(client_id), state)
         _save(clients, fresh / "clients.safetensors")
-        meta = {"round": checkpoint.round, "versions": list(checkpoint.versions.items())}
+        meta = {
+            "round": checkpoint.server.round,
+            "versions": list(checkpoint.server.versions.items()),
+            "given": checkpoint.given,
+            "folder": checkpoint.folder,
+        }
         (fresh / "checkpoint.json").write_text(json.dumps(meta), encoding="utf-8")
         final, old = self.path / CHECKPOINT, self.path / f"{CHECKPOINT}.old"
         shutil.rmtree(old, ignore_errors=True)
@@ -143,17 +159,22 @@ class RunDirectory:
             for key, tensor in clients.items():
                 owner, _, name = key.rpartition("/")
                 states.setdefault(json.loads(owner), {})[name] = tensor
-            return Checkpoint(
+            snapshot = Snapshot(
                 round=meta["round"],
                 vectors=_untagged("vectors", server),
                 buffers=_untagged("buffers", server),
                 versions=dict(meta["versions"]),
-                client_states=states,
             )
+            return Checkpoint(snapshot, states, meta["given"], meta["folder"])
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise ConfigError(
                 f"--resume: the checkpoint in {str(folder)!r} is broken: {error}"
             ) from error
+
+    def read_config(self, checkpoint: Checkpoint) -> RunConfig:
+        """Return the configuration of the run in this folder, wherever the folder lies by now."""
+        config = RunConfig.from_file(self.path / CONFIG, [f"output.directory={self.path}"])
+        return config.looking_in(Path(checkpoint.folder))
 
 
 def _line(record: RoundRecord) -> str:

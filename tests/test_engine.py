@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(
     whole = simulate(run_config("whole"))
     with pytest.raises(Stop):
         simulate(run_config("stopped"), listener=Stopper())
+    sys.modules.pop("batchnorm")  # a new process would have to find it again
     assert len(without_times(tmp_path / "stopped")) < len(without_times(tmp_path / "whole"))
     resumed = resume(tmp_path / "stopped")
     assert model_bytes(tmp_path / "whole") == model_bytes(tmp_path / "stopped")
@@ -140,6 +142,50 @@ def test_resume_says_what_is_missing_or_broken(tmp_path: Path) -> None:
     broken.write_bytes(broken.read_bytes()[:50])
     with pytest.raises(ConfigError, match="is broken"):
         resume(tmp_path / "run")
+
+
+def test_a_run_given_python_objects_resumes_only_with_them(tmp_path: Path) -> None:
+    datasets = as_datasets(softmax_clients([9, 9, 9]))
+    settings = config("scaffold", tmp_path / "run")
+    settings["federation"] = {"num_clients": 3, "clients_per_round": 2, "num_rounds": 5}
+    settings["output"]["checkpoint_every"] = 3
+    whole = simulate(settings, model=linear_model, client_data=datasets).parameters
+    with pytest.raises(
+        ConfigError, match=r"was given \['model', 'client_data'\].*this call nothing"
+    ):
+        resume(tmp_path / "run")
+    with pytest.raises(ConfigError, match="checkpoint's model has 15 parameters, this one 10"):
+        resume(tmp_path / "run", model=lambda: nn.Linear(4, 2), client_data=datasets)
+    resumed = resume(tmp_path / "run", model=linear_model, client_data=datasets).parameters
+    np.testing.assert_array_equal(resumed, whole)
+
+
+def test_a_last_round_without_a_reply_leaves_the_servers_model_in_the_result() -> None:
+    """The worker trains on the server's module, so the result must not be what it left there."""
+
+    class Failing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.calls = linear_model(), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += self.training
+            if (
+                self.calls > 1 + 3 * 4 + 2
+            ):  # the probe, three rounds, then the third step of round 4
+                raise RuntimeError("broken")
+            return self.layer(x)
+
+    datasets = as_datasets(softmax_clients([9]))
+    settings = config(
+        "fedavg", federation={"num_clients": 1, "clients_per_round": 1, "num_rounds": 4}
+    )
+    failed = simulate(settings, model=Failing, client_data=datasets, test_data=datasets[0])
+    assert [r.failures for r in failed.rounds] == [0, 0, 0, 1]
+    settings["federation"]["num_rounds"] = 3
+    whole = simulate(settings, model=linear_model, client_data=datasets, test_data=datasets[0])
+    np.testing.assert_array_equal(failed.parameters, whole.parameters)
+    assert failed.rounds[-1].test_loss == whole.rounds[-1].test_loss
 
 
 def test_outputs_hold_what_the_result_holds(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ def make_npz(name: str, output: Path) -> None:
 def test_femnist_becomes_npz_with_its_own_clients(real_data: Path, tmp_path: Path) -> None:
     make_npz("femnist", tmp_path)
     config = RunConfig(
-        algorithm={"name": "scaffold_m"},
+        algorithm={"name": "scaffold_m", "client_learning_rate": 0.1},
         data={"name": "npz", "path": tmp_path},
-        federation={"num_clients": 12, "clients_per_round": 4, "num_rounds": 15},
+        federation={"num_clients": 12, "clients_per_round": 4, "num_rounds": 40},
     )
     data = load_federated_data(config)
     assert sum(c.num_examples for c in data.clients) + data.test.num_examples == 5997
@@ -55,7 +55,11 @@ def test_make_npz_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_readme_configuration_is_valid() -> None:
     config = RunConfig.from_file(EXAMPLES / "mnist_cnn.toml")
     federation = config.federation
-    assert (federation.num_clients, federation.clients_per_round, federation.num_rounds) == (100, 10, 100)
+    assert (federation.num_clients, federation.clients_per_round, federation.num_rounds) == (
+        100,
+        10,
+        100,
+    )
 
 
 @pytest.mark.slow
@@ -63,7 +67,9 @@ def test_mnist_with_a_cnn_reaches_what_the_readme_says(real_data: Path) -> None:
     """A third of the README's rounds, for the rule that has no rate to tune and for a tuned one."""
     settings = ["federation.num_rounds=30", "output.evaluate_every=30"]
     for name, least in (("fedavg", 0.85), ("scaffold_m", 0.85), ("padamfed", 0.35)):
-        config = RunConfig.from_file(EXAMPLES / "mnist_cnn.toml", [*settings, f"algorithm.name={name}"])
+        config = RunConfig.from_file(
+            EXAMPLES / "mnist_cnn.toml", [*settings, f"algorithm.name={name}"]
+        )
         result = simulate(config, workers=2)
         assert sum(r.failures for r in result.rounds) == 0
         assert result.rounds[-1].test_accuracy > least, name

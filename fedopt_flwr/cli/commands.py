@@ -46,7 +46,7 @@ def simulate(
             raise ConfigError(
                 "--resume: takes the configuration from its directory; give no other beside it"
             )
-        from ..experiment import resume as resume_run
+        from ..simulation import resume as resume_run
         from .show import RunDisplay
 
         with RunDisplay() as display:
@@ -54,7 +54,7 @@ def simulate(
         display.finish(result, resume)
         return
     run_config = _with_directory(_read(config, algorithm, settings))
-    from ..experiment import simulate as simulate_run
+    from ..simulation import simulate as simulate_run
     from .show import RunDisplay
 
     with RunDisplay() as display:

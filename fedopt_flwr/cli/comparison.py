@@ -15,10 +15,11 @@ from ..algorithms import ALGORITHMS
 from ..config import RunConfig
 from ..data import load_federated_data
 from ..errors import ConfigError
-from ..experiment import Experiment, Result, make_rule, run_experiment
+from ..experiment import Experiment, make_rule
 from ..metrics import rounds_to_target
 from ..outputs import CURVES
 from ..plots import draw_curves
+from ..simulation import Result, run_experiment
 from .show import RunDisplay
 
 COMPARISON = "comparison.json"

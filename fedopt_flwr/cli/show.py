@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from ..algorithm import Algorithm, Plan
-    from ..experiment import Experiment, Result
+    from ..experiment import Experiment
     from ..metrics import RoundRecord
+    from ..simulation import Result
 
 _LINES = 10  # plain lines a run, about
 

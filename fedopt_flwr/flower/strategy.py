@@ -17,6 +17,7 @@ from ..config import FederationSection, TrainingSection
 from ..errors import RunError
 from ..metrics import RoundRecord
 from ..objectives import num_steps
+from ..outputs import Snapshot
 from ..sampling import importances, sample_uniform
 from ..vectors import FlatModel, average_buffers, is_buffer_name
 from .client import expected_arrays
@@ -34,16 +35,6 @@ from .messages import (
 from .replies import Upload, accept, close, weigh
 
 Fit = tuple[ClientProxy, FitRes]
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """All that the server needs to go on after `round` as if it had never stopped."""
-
-    round: int
-    vectors: Mapping[str, Tensor]
-    buffers: Mapping[str, Tensor]
-    versions: Mapping[ClientId, int]  # round of each client's last counted reply
 
 
 @dataclass(frozen=True)
@@ -254,11 +245,15 @@ class FederatedStrategy(Strategy):
         close(self._record, self.asked, counted)
         self._record.seconds = time.perf_counter() - self._started
 
-    def _flower_parameters(self) -> Parameters:
-        """The whole state_dict, for Flower's loop and a user's functions."""
+    def load_model(self) -> None:
+        """Put the server's vector and buffers into `model`, which clients may have trained on."""
         self.model.vector.copy_(self.state["model"])
         if self._buffers:
             self.model.write_buffers(self._buffers)
+
+    def _flower_parameters(self) -> Parameters:
+        """The whole state_dict, for Flower's loop and a user's functions."""
+        self.load_model()
         arrays = self.model.state_arrays()
         if self._in_memory:
             return Parameters(tensors=arrays, tensor_type=IN_MEMORY)  # type: ignore[arg-type]
@@ -267,11 +262,14 @@ class FederatedStrategy(Strategy):
     def evaluate(
         self, server_round: int, parameters: Parameters
     ) -> tuple[float, dict[str, Scalar]] | None:
-        """Evaluate the model that `_flower_parameters` left in place, and publish the record."""
+        """Evaluate the server's model where that is due, and publish the round's record."""
         record, due = self._record, self._is_due(self._record.round)
         if server_round == 0 and (self._resume or not self.rule.start_names):
             return None
-        evaluation = self._evaluate(self.model) if self._evaluate and due else None
+        evaluation = None
+        if self._evaluate and due:
+            self.load_model()
+            evaluation = self._evaluate(self.model)
         if evaluation is not None:
             record.test_loss, record.test_metric = evaluation.loss, evaluation.metric
             if evaluation.metric_name == "accuracy":
