@@ -37,6 +37,8 @@ def draw_curves(runs: Mapping[str, Sequence[RoundRecord]], path: Path, title: st
         axes[1, 1].plot([megabytes[r.round] for r in measured], metric, label=name)
     _label(axes[0, 0], "round", "train loss (local, mean)")
     _label(axes[0, 1], "round", "test loss")
+    for loss_axes in axes[0]:
+        loss_axes.set_yscale("log")  # a rule that diverges must not flatten the others
     _label(axes[1, 0], "round", "test metric")
     _label(axes[1, 1], "megabytes down and up, all clients", "test metric")
     figure.savefig(path, dpi=110)
@@ -46,6 +48,7 @@ def draw_partition(counts: np.ndarray, path: Path, title: str) -> None:
     """Draw how many examples of each class each client holds; counts are [clients, classes]."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     num_clients, num_classes = counts.shape
     figure = Figure(figsize=(max(7.0, 0.16 * num_clients + 3), 4.5), layout="constrained")
@@ -58,6 +61,7 @@ def draw_partition(counts: np.ndarray, path: Path, title: str) -> None:
         )
         bottom += counts[:, label]
     axes.set(xlabel="client", ylabel="examples", title=title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if num_classes <= 20:
         figure.legend(title="class", loc="outside right center")
     figure.savefig(path, dpi=110)
