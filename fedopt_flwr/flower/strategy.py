@@ -263,7 +263,9 @@ class FederatedStrategy(Strategy):
         self, server_round: int, parameters: Parameters
     ) -> tuple[float, dict[str, Scalar]] | None:
         """Evaluate the server's model where that is due, and publish the round's record."""
-        record, due = self._record, self._is_due(self._record.round)
+        record = self._record
+        last = record.round == self._federation.num_rounds
+        due = last or record.round % self._evaluate_every == 0
         if server_round == 0 and (self._resume or not self.rule.start_names):
             return None
         evaluation = None
@@ -279,10 +281,6 @@ class FederatedStrategy(Strategy):
             return None
         metric = evaluation.metric
         return evaluation.loss, {} if metric is None else {evaluation.metric_name: metric}
-
-    def _is_due(self, round_number: int) -> bool:
-        last = round_number == self._federation.num_rounds
-        return last or round_number % self._evaluate_every == 0
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
