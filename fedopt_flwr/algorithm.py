@@ -37,7 +37,7 @@ class Objective(Protocol):
         """Yield this round's K_i minibatches, the same ones on every call."""
 
     def gradient(self, y: Tensor, batch: Any) -> Tensor:
-        """Return ∇F(y; batch); the tensor is overwritten by the next call."""
+        """Return ∇F(y; batch); the caller may write to it, and the next call overwrites it."""
 
     def full_gradient(self, y: Tensor) -> Tensor:
         """Return the gradient at `y` over all n_i examples; overwritten by the next call."""

@@ -83,8 +83,11 @@ class FlatModel:
                 buffer.copy_(arrays[name][start : offsets[name]].view(buffer.shape))
 
     def state_arrays(self) -> list[np.ndarray]:
-        """Return the whole state_dict, in its order, as NumPy copies (Flower's usual layout)."""
-        return [t.detach().cpu().numpy().copy() for t in self.module.state_dict().values()]
+        """Return the whole state_dict, in its order, as NumPy (Flower's usual layout).
+
+        On the CPU the arrays share the module's memory: copy what is to outlive its next change.
+        """
+        return [t.detach().cpu().numpy() for t in self.module.state_dict().values()]
 
     def load_state_arrays(self, arrays: Sequence[np.ndarray]) -> None:
         """Set the whole state_dict from arrays in its order, as `state_arrays` returns them."""

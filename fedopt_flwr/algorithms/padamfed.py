@@ -91,11 +91,11 @@ class PAdaMFed(ControlVariateRule):
         x, d, c_i = received["model"], received["direction"], client_state["control_variate"]
         y = objective.working_copy(x)
         offset = d.sub(c_i, alpha=beta)  # d − βc_i, the same at every step
-        gradient_sum, u = y.new_zeros(y.shape), y.new_zeros(y.shape)
+        gradient_sum = y.new_zeros(y.shape)
         for batch in objective.batches():
-            gradient = objective.gradient(y, batch)
-            gradient_sum.add_(gradient)
-            torch.add(offset, gradient, alpha=beta, out=u)  # line 7
+            u = objective.gradient(y, batch)
+            gradient_sum.add_(u)
+            torch.add(offset, u, alpha=beta, out=u)  # line 7
             if self.normalize:
                 norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
                 y.addcdiv_(u, norm.clamp_(min=_TINY), value=-eta)  # line 8
@@ -103,7 +103,7 @@ class PAdaMFed(ControlVariateRule):
                 y.sub_(u, alpha=eta)
         change = gradient_sum.div_(objective.num_steps).sub_(c_i)  # line 10
         upload = {"delta": torch.sub(y, x, out=offset), "control_variate_change": change}
-        return upload, {"control_variate": torch.add(c_i, change, out=u)}  # in spent memory
+        return upload, {"control_variate": c_i + change}
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         steps, beta = state.plan.mean_local_steps, self._beta

@@ -130,9 +130,25 @@ class _LeanServer(Server):
         self._federated, self._states, self._slots = strategy, states, slots
 
     def fit_round(self, server_round: int, timeout: float | None):  # type: ignore[no-untyped-def]
-        result = super().fit_round(server_round, timeout)
+        if self.max_workers == 1:
+            result = self._fit_in_this_thread(server_round, timeout)
+        else:
+            result = super().fit_round(server_round, timeout)
         for client_id in self._federated.asked:
             version = self._federated.versions.get(client_id, NEVER)
             self._states.prune(client_id, version, version)
         self._slots.release()
         return None if result is None else (*result[:2], ([], []))
+
+    def _fit_in_this_thread(self, server_round: int, timeout: float | None):  # type: ignore[no-untyped-def]
+        """Train one after another here, so that aggregating finds the memory that training freed;
+        the C library would keep it for a training thread of its own."""
+        asked = self.strategy.configure_fit(server_round, self.parameters, self._client_manager)
+        results: list[tuple[ClientProxy, FitRes]] = []
+        failures: list[tuple[ClientProxy, FitRes] | BaseException] = []
+        for proxy, ins in asked:
+            try:
+                results.append((proxy, proxy.fit(ins, timeout, server_round)))
+            except Exception as error:
+                failures.append(error)
+        return *self.strategy.aggregate_fit(server_round, results, failures), ([], [])

@@ -83,8 +83,8 @@ def ask_all(
         except Exception as error:
             return error
 
-    if not pending:
-        return {}
+    if max_workers == 1 or not pending:
+        return {item[0]: ask(item) for item in pending}
     with ThreadPoolExecutor(max_workers=max_workers or len(pending)) as pool:
         return {
             cid: answer for (cid, _), answer in zip(pending, pool.map(ask, pending), strict=True)
