@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .config import RunConfig
     from .errors import ConfigError, DataError, FedoptError, MessageError, ModelError, RunError
-    from .simulation import Result, resume, simulate
+    from .runs import Result
+    from .simulation import resume, simulate
 
 __version__ = "0.1.0"
 
@@ -19,7 +20,7 @@ _HOMES = {
     "MessageError": "errors",
     "ModelError": "errors",
     "RunError": "errors",
-    "Result": "simulation",
+    "Result": "runs",
     "resume": "simulation",
     "simulate": "simulation",
 }

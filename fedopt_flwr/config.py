@@ -80,8 +80,8 @@ class TrainingSection(_Section):
 class PartitionSection(_Section):
     """How the training data is divided; each field belongs to the kinds in its comment."""
 
-    kind: Literal["iid", "dirichlet", "classes", "subsample", "beta", "natural"] | None = (
-        None  # natural where the data has owners, else dirichlet
+    kind: Literal["iid", "dirichlet", "classes", "subsample", "beta", "natural", "whole"] | None = (
+        None  # natural where the data has owners, else dirichlet; whole: `fedopt client` has it all
     )
     concentration: float = Field(0.3, gt=0)  # dirichlet: α
     classes_per_client: int = Field(2, ge=1)  # classes, subsample
@@ -124,6 +124,13 @@ class OutputSection(_Section):
     checkpoint_every: int = Field(0, ge=0)  # rounds; 0: no checkpoints
 
 
+class TransportSection(_Section):
+    """What decides how messages travel between processes, and nothing of the result."""
+
+    max_message_mb: int = Field(512, ge=1, le=2047)  # MiB; gRPC itself ends below 2 GiB
+    keep_alive_seconds: float = Field(30, ge=2)  # a silent connection counts as dead after this
+
+
 class RunConfig(_Section):
     """Everything that decides a run's result, and where it is written.
 
@@ -137,6 +144,7 @@ class RunConfig(_Section):
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     output: OutputSection = OutputSection()
+    transport: TransportSection = TransportSection()
 
     _folder: Path | None = PrivateAttr(None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import uuid
 from collections.abc import Callable
 
 import torch
@@ -15,6 +17,7 @@ from .data import FederatedData, load_federated_data
 from .data.federated import require_examples
 from .errors import ConfigError, unknown_name
 from .flower import ModelPool
+from .flower.messages import Instruction
 from .flower.strategy import Evaluation
 from .models import make_model, seeded_module
 from .objectives import (
@@ -72,14 +75,16 @@ class Experiment:
         self.metric_name = "custom" if metric else config.model.metric
         self.metric = metric or named_metric(config.model.metric, folders)
         loaded = data or load_federated_data(config)
-        require_examples(loaded.clients)
+        require_examples(dict(enumerate(loaded.clients)))
         self.given: list[str] = []  # what came as Python objects instead of from the configuration
         self._factory = model
         self._loaded = loaded
         self.model = self.make_model()  # the server's, and the first check of the user's module
         self.data = loaded.on_device(self.device)
-        largest = max(self.data.clients, key=lambda client: client.num_examples)
-        self.stochastic = draws_random_numbers(self.model, largest)
+        self.stochastic = False  # of no consequence where no client trains
+        if self.data.clients:
+            largest = max(self.data.clients, key=lambda client: client.num_examples)
+            self.stochastic = draws_random_numbers(self.model, largest)
 
     def make_model(self) -> FlatModel:
         """Return a new model at x⁰; the same for the server and every worker."""
@@ -104,6 +109,29 @@ class Experiment:
         local = self.config.federation.buffers == "local" and model.has_buffers
         loss, metric = evaluate(model, test, self.loss, self.metric, use_batch_statistics=local)
         return Evaluation(loss, metric, self.metric_name)
+
+    def template(self) -> Instruction:
+        """Return what clients are told in every round, under the name of a new run."""
+        federation, training, model = (
+            self.config.federation,
+            self.config.training,
+            self.config.model,
+        )
+        return Instruction(
+            run=uuid.uuid4().hex,
+            model=model.name,
+            model_options=json.dumps(model.options),
+            input_shape=json.dumps(self._loaded.input_shape),
+            num_classes=self._loaded.num_classes,
+            loss=model.loss,
+            seed=federation.seed,
+            threads=training.threads,
+            local_steps=training.local_steps or 0,
+            local_epochs=training.local_epochs or 0,
+            batch_size=training.batch_size,
+            weight_decay=training.weight_decay,
+            buffers=federation.buffers if self.model.has_buffers else "none",
+        )
 
     def pool(self, size: int) -> ModelPool:
         """Return the models of `size` workers; the server's, idle while clients train, is one."""

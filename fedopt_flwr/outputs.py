@@ -29,6 +29,7 @@ CURVES, CHECKPOINT = "curves.png", "checkpoint"
 class Snapshot:
     """All that the server needs to go on after `round` as if it had never stopped."""
 
+    run: str  # names the run for clients that keep its state
     round: int
     vectors: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
@@ -127,6 +128,7 @@ class RunDirectory:
             clients |= _tagged(json.dumps(client_id), state)
         _save(clients, fresh / "clients.safetensors")
         meta = {
+            "run": checkpoint.server.run,
             "round": checkpoint.server.round,
             "versions": list(checkpoint.server.versions.items()),
             "given": checkpoint.given,
@@ -160,6 +162,7 @@ class RunDirectory:
                 owner, _, name = key.rpartition("/")
                 states.setdefault(json.loads(owner), {})[name] = tensor
             snapshot = Snapshot(
+                run=meta["run"],
                 round=meta["round"],
                 vectors=_untagged("vectors", server),
                 buffers=_untagged("buffers", server),

@@ -189,8 +189,7 @@ def open_run(
         experiment.model,
         run_config.federation,
         run_config.training,
-        model_name=run_config.model.name,
-        loss_name=run_config.model.loss,
+        template=experiment.template(),
         evaluate=experiment.evaluate if test_data is not None else None,
         in_memory=True,
     )

@@ -16,7 +16,14 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fedopt_flwr import ConfigError, DataError, RunConfig, simulate
 from fedopt_flwr.config import PartitionSection
-from fedopt_flwr.data import DatasetData, TensorData, as_client_data, load_federated_data
+from fedopt_flwr.data import (
+    DatasetData,
+    TensorData,
+    as_client_data,
+    load_client_data,
+    load_federated_data,
+    load_test_data,
+)
 from fedopt_flwr.data.partitions import partition
 from fedopt_flwr.objectives import batch_positions, num_steps
 
@@ -211,7 +218,7 @@ def test_npz_keeps_its_natural_partition_and_turns_images_around(tmp_path: Path)
 )
 def test_broken_npz_files_are_described(tmp_path: Path, arrays: dict, text: str) -> None:
     config = RunConfig(data={"name": "npz", "path": tmp_path})
-    with pytest.raises(DataError, match="is not there; 'npz' wants"):
+    with pytest.raises(DataError, match="holds neither train"):
         load_federated_data(config)
     for part in ("train", "test"):
         np.savez(tmp_path / f"{part}.npz", **arrays)
@@ -220,6 +227,42 @@ def test_broken_npz_files_are_described(tmp_path: Path, arrays: dict, text: str)
     (tmp_path / "train.npz").write_bytes(b"not an archive")
     with pytest.raises(DataError, match="cannot be read"):
         load_federated_data(config)
+
+
+def test_a_client_needs_no_test_file_and_a_server_no_training_file(tmp_path: Path) -> None:
+    write_npz(tmp_path, client=np.arange(40) // 10)
+    config = RunConfig(
+        data={"name": "npz", "path": tmp_path, "options": {"num_classes": 7}},
+        federation={"num_clients": 4, "clients_per_round": 2},
+    )
+    (tmp_path / "test.npz").rename(tmp_path / "away")
+    np.testing.assert_array_equal(load_client_data(config, 2).targets(), np.arange(20, 30) % 4)
+    with pytest.raises(DataError, match=r"holds no test\.npz"):
+        load_federated_data(config)
+    (tmp_path / "away").rename(tmp_path / "test.npz")
+    (tmp_path / "train.npz").unlink()
+    data = load_test_data(config)
+    assert (data.clients, data.test.num_examples) == ([], 8)
+    assert (data.input_shape, data.num_classes) == ((3, 8, 8), 7)
+    with pytest.raises(DataError, match=r"holds no train\.npz"):
+        load_client_data(config, 2)
+
+
+def test_a_client_loads_the_part_that_a_simulation_gives_it() -> None:
+    config = RunConfig()
+    for client_id, part in enumerate(load_federated_data(config).clients):
+        assert (load_client_data(config, client_id).targets() == part.targets()).all()
+
+
+def test_whole_data_belongs_to_one_client_of_any_name() -> None:
+    config = RunConfig(data={"partition": {"kind": "whole"}})
+    assert load_client_data(config, "ward-3").num_examples == 1442
+    with pytest.raises(ConfigError, match="that is for `fedopt client`"):
+        load_federated_data(config)
+    with pytest.raises(ConfigError, match="all of it belongs to this client"):
+        load_client_data(RunConfig(), "ward-3")
+    with pytest.raises(ConfigError, match="client id 20: must be between 0 and 19"):
+        load_client_data(RunConfig(), 20)
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:

@@ -33,12 +33,14 @@ ROOMS = {
     "flower": 3,
     "engines": 3,
     "experiment": 4,
+    "runs": 4,
     "simulation": 4,
+    "deployment": 4,
     "cli": 5,
 }
 MAY_IMPORT = {
     "flwr": {"flower", "engines"},
-    "grpc": {"flower", "engines"},
+    "grpc": {"engines"},
     "ray": {"engines"},
     "typer": {"cli"},
 }

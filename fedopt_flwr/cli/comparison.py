@@ -19,7 +19,8 @@ from ..experiment import Experiment, make_rule
 from ..metrics import rounds_to_target
 from ..outputs import CURVES
 from ..plots import draw_curves
-from ..simulation import Result, run_experiment
+from ..runs import Result
+from ..simulation import run_experiment
 from .show import RunDisplay
 
 COMPARISON = "comparison.json"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..algorithm import Algorithm, Plan
     from ..experiment import Experiment
     from ..metrics import RoundRecord
-    from ..simulation import Result
+    from ..runs import Result
 
 _LINES = 10  # plain lines a run, about
 

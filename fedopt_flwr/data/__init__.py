@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from .client_data import ClientData, DatasetData, TensorData, as_client_data
-from .federated import FederatedData, from_datasets, load_federated_data
+from .federated import (
+    FederatedData,
+    from_datasets,
+    load_client_data,
+    load_federated_data,
+    load_test_data,
+)
 
 __all__ = [
     "ClientData",
@@ -12,5 +18,7 @@ __all__ = [
     "TensorData",
     "as_client_data",
     "from_datasets",
+    "load_client_data",
     "load_federated_data",
+    "load_test_data",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
+from ..algorithm import ClientId
 from ..config import RunConfig
 from ..errors import ConfigError, DataError, unknown_name
 from ..imports import is_import_path, load_attribute
 from ..seeding import derive
 from .client_data import ClientData, TensorData, as_client_data
-from .partitions import partition
+from .partitions import Rows, partition
 from .sources import SOURCES, Source
 
 
@@ -49,19 +50,55 @@ class FederatedData:
 
 def load_federated_data(config: RunConfig) -> FederatedData:
     """Load the configured data set and divide it; ConfigError or DataError say what is wrong."""
-    name, federation = config.data.name, config.federation
-    if is_import_path(name):
-        loader = load_attribute("data.name", name, config.import_folders)
-        return _from_user(loader, config)
-    if name not in SOURCES:
-        raise ConfigError(unknown_name("data.name", name, [*SOURCES, "module:attribute"]))
-    try:
-        source = SOURCES[name](config)
-    except TypeError as error:
+    if is_import_path(config.data.name):
+        train, test = _call_loader(config)
+        if isinstance(train, (list, tuple)):
+            return from_datasets(train, test, config)
+        clients = _divided(train, None, config)
+        require_examples(dict(enumerate(clients)))
+        return _describe(clients, None if test is None else as_client_data(test))
+    source = _load_source(config)
+    train, test = _part(source.train, "train", config), _part(source.test, "test", config)
+    clients = _divided(train, source.train_clients, config)
+    return FederatedData(clients, test, source.input_shape, source.num_classes)
+
+
+def load_test_data(config: RunConfig) -> FederatedData:
+    """Load what a server has: the test data, if there is any, and no client."""
+    if is_import_path(config.data.name):
+        _, test = _call_loader(config)
+        return _describe([], None if test is None else as_client_data(test))
+    source = _load_source(config)
+    test = None if source.test is None else TensorData(*source.test)
+    return FederatedData([], test, source.input_shape, source.num_classes)
+
+
+def load_client_data(config: RunConfig, client_id: ClientId) -> ClientData:
+    """Load what one client has: its part of a divided data set, or with "whole" all of it."""
+    owners = None
+    if is_import_path(config.data.name):
+        train, _ = _call_loader(config)
+    else:
+        source = _load_source(config)
+        train, owners = _part(source.train, "train", config), source.train_clients
+    if isinstance(train, (list, tuple)):
+        clients = from_datasets(train, None, config).clients
+    elif config.data.partition.kind == "whole":
+        clients, client_id = [as_client_data(train)], 0
+    else:
+        clients = _divided(train, owners, config)
+    if not isinstance(client_id, int):
         raise ConfigError(
-            f"data.options: {name!r} refused {config.data.options}: {error}"
-        ) from None
-    return _divide(source, config, derive(federation.seed, "partition"))
+            f"client id {client_id!r}: {config.data.name!r} is divided among numbered clients; set "
+            "data.partition.kind to 'whole' if all of it belongs to this client"
+        )
+    if client_id >= len(clients):
+        raise ConfigError(
+            f"client id {client_id}: must be between 0 and {len(clients) - 1}, as the federation "
+            f"has {len(clients)} clients"
+        )
+    require_examples({client_id: clients[client_id]})
+    return clients[client_id]
 
 
 def from_datasets(
@@ -77,22 +114,35 @@ def from_datasets(
             f"{len(clients)} data sets; make the two equal"
         )
     test = None if test_data is None else as_client_data(test_data)
-    require_examples(clients)
+    require_examples(dict(enumerate(clients)))
     return _describe(clients, test)
 
 
-def require_examples(clients: Iterable[ClientData]) -> None:
+def require_examples(clients: Mapping[ClientId, ClientData]) -> None:
     """Raise DataError that names the first client without an example."""
-    for number, client in enumerate(clients):
+    for client_id, client in clients.items():
         if client.num_examples == 0:
             raise DataError(
-                f"client {number}: has no data; every client needs at least one example; set "
+                f"client {client_id}: has no data; every client needs at least one example; set "
                 "data.partition.min_examples to 1 or more, or leave this client out"
             )
 
 
-def _from_user(loader: Any, config: RunConfig) -> FederatedData:
+def _load_source(config: RunConfig) -> Source:
+    name = config.data.name
+    if name not in SOURCES:
+        raise ConfigError(unknown_name("data.name", name, [*SOURCES, "module:attribute"]))
+    try:
+        return SOURCES[name](config)
+    except TypeError as error:
+        raise ConfigError(
+            f"data.options: {name!r} refused {config.data.options}: {error}"
+        ) from None
+
+
+def _call_loader(config: RunConfig) -> tuple[Any, Any]:
     federation, name = config.federation, config.data.name
+    loader = load_attribute("data.name", name, config.import_folders)
     try:
         train, test = loader(
             num_clients=federation.num_clients,
@@ -105,36 +155,40 @@ def _from_user(loader: Any, config: RunConfig) -> FederatedData:
             "data.options and must return (train, test): train is one data set, or a list with one "
             "data set a client; test may be None"
         ) from error
-    if isinstance(train, (list, tuple)):
-        return from_datasets(train, test, config)
-    rows = partition(
+    return train, test
+
+
+def _part(part: tuple[Tensor, Tensor] | None, name: str, config: RunConfig) -> TensorData:
+    if part is None:
+        raise DataError(
+            f"data.path: {str(config.data.path)!r} holds no {name}.npz; only a server can do "
+            "without train.npz, and only a client without test.npz"
+        )
+    return TensorData(*part)
+
+
+def _divided(train: Any, owners: np.ndarray | None, config: RunConfig) -> list[ClientData]:
+    if config.data.partition.kind == "whole":
+        raise ConfigError(
+            "data.partition.kind: got 'whole'; that is for `fedopt client`, whose data all belongs "
+            "to it; here the data must be divided among clients"
+        )
+    rows: list[Rows] = partition(
         as_client_data(train).targets(),
-        federation.num_clients,
-        config.data.partition,
-        seed=derive(federation.seed, "partition"),
-    )
-    clients = [as_client_data(Subset(train, r.tolist())) for r in rows]
-    require_examples(clients)
-    return _describe(clients, None if test is None else as_client_data(test))
-
-
-def _divide(source: Source, config: RunConfig, seed: int) -> FederatedData:
-    rows = partition(
-        source.train_targets.numpy(),
         config.federation.num_clients,
         config.data.partition,
-        seed=seed,
-        natural=source.train_clients,
+        seed=derive(config.federation.seed, "partition"),
+        natural=owners,
     )
-    whole = TensorData(source.train_inputs, source.train_targets)
-    clients: list[ClientData] = [whole.share(torch.from_numpy(r)) for r in rows]
-    test = TensorData(source.test_inputs, source.test_targets)
-    return FederatedData(clients, test, tuple(source.train_inputs.shape[1:]), source.num_classes)
+    return [as_client_data(Subset(train, r.tolist())) for r in rows]
 
 
 def _describe(clients: Sequence[ClientData], test: ClientData | None) -> FederatedData:
     first = torch.zeros(1, dtype=torch.int64)
-    inputs, targets = next(iter(clients[0].batches([first], torch.device("cpu"))))
+    example = clients[0] if clients else test
+    if example is None:
+        return FederatedData([], None, (), 0)
+    inputs, targets = next(iter(example.batches([first], torch.device("cpu"))))
     shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
     num_classes = 0
     if isinstance(targets, Tensor) and not targets.is_floating_point() and targets.ndim == 1:

@@ -20,14 +20,17 @@ from .files import configured_root, torchvision_dataset
 
 @dataclass(frozen=True)
 class Source:
-    """Inputs are float32 with images as [n, channels, height, width]; targets are int64 [n]."""
+    """(inputs, targets) of both parts: float32, images as [n, channels, h, w], and int64 [n]."""
 
-    train_inputs: Tensor
-    train_targets: Tensor
-    test_inputs: Tensor
-    test_targets: Tensor
+    train: tuple[Tensor, Tensor] | None  # None where this machine has only the other part
+    test: tuple[Tensor, Tensor] | None
     num_classes: int
     train_clients: np.ndarray | None = None  # owner of each training row
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        part = self.train or self.test
+        return () if part is None else tuple(part[0].shape[1:])
 
 
 def _digits(config: RunConfig) -> Source:
@@ -42,7 +45,7 @@ def _digits(config: RunConfig) -> Source:
     for label in range(10):
         rank[labels == label] = np.arange((labels == label).sum())
     test = torch.from_numpy(rank % 5 == 4)
-    return Source(inputs[~test], targets[~test], inputs[test], targets[test], 10)
+    return Source((inputs[~test], targets[~test]), (inputs[test], targets[test]), 10)
 
 
 # folder, torchvision class, channel means and deviations of the training images in [0, 1]
@@ -79,7 +82,7 @@ def _torchvision_images(config: RunConfig) -> Source:
         parts[1], parts[3] = parts[1] - 1, parts[3] - 1  # this split counts from 1
     train_inputs, train_targets, test_inputs, test_targets = parts
     num_classes = 1 + int(train_targets.max())
-    return Source(train_inputs, train_targets, test_inputs, test_targets, num_classes)
+    return Source((train_inputs, train_targets), (test_inputs, test_targets), num_classes)
 
 
 def _synthetic(config: RunConfig, model_spread: float = 1.0, data_spread: float = 1.0) -> Source:
@@ -111,34 +114,41 @@ def _synthetic(config: RunConfig, model_spread: float = 1.0, data_spread: float 
         columns["test"].append(np.arange(size) % 10 == 9)
     x, y, owner, test = (np.concatenate(columns[k]) for k in ("x", "y", "client", "test"))
     inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
-    return Source(inputs[~test], targets[~test], inputs[test], targets[test], classes, owner[~test])
+    train_part, test_part = (inputs[~test], targets[~test]), (inputs[test], targets[test])
+    return Source(train_part, test_part, classes, owner[~test])
 
 
-def _npz(config: RunConfig) -> Source:
+def _npz(config: RunConfig, num_classes: int = 0) -> Source:
     """A folder with train.npz and test.npz: `x`, integer `y`, and in train optionally `client`.
+
+    A client needs only the first, a server only the second. Where no part holds every class,
+    the option `num_classes` says how many there are.
 
     uint8 images become float32 in [0, 1]; [n, h, w] gets a channel, [n, h, w, 3 or 1] is turned to
     [n, channels, h, w]. Other arrays are taken as float32 as they are.
     """
-    _no_options(config)
     root = configured_root(config.data.path)
-    train, test = (_read_npz(root / f"{part}.npz") for part in ("train", "test"))
-    num_classes = 1 + int(max(train["y"].max(), test["y"].max()))
-    return Source(
-        _as_inputs(train["x"]),
-        torch.from_numpy(train["y"].astype(np.int64)),
-        _as_inputs(test["x"]),
-        torch.from_numpy(test["y"].astype(np.int64)),
-        num_classes,
-        train.get("client"),
-    )
+    files = {part: root / f"{part}.npz" for part in ("train", "test")}
+    found = {part: _read_npz(path) for part, path in files.items() if path.is_file()}
+    if not found:
+        raise DataError(
+            f"data.path: {str(root)!r} holds neither train.npz nor test.npz; 'npz' wants a folder "
+            "with both, a client only the first, a server only the second"
+        )
+    parts = {
+        part: (_as_inputs(arrays["x"]), torch.from_numpy(arrays["y"].astype(np.int64)))
+        for part, arrays in found.items()
+    }
+    classes = num_classes or 1 + max(int(targets.max()) for _, targets in parts.values())
+    owners = found.get("train", {}).get("client")
+    return Source(parts.get("train"), parts.get("test"), classes, owners)
 
 
 SOURCES: dict[str, Callable[[RunConfig], Source]] = {
     "digits": _digits,
     **dict.fromkeys(_IMAGE_SETS, _torchvision_images),
     "synthetic": lambda config: _synthetic(config, **config.data.options),
-    "npz": _npz,
+    "npz": lambda config: _npz(config, **config.data.options),
 }
 
 
@@ -170,11 +180,6 @@ def _read_npz(path: Path) -> dict[str, Any]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = dict(archive)
-    except FileNotFoundError:
-        raise DataError(
-            f"data.path: {str(path)!r} is not there; 'npz' wants a folder with train.npz and "
-            "test.npz"
-        ) from None
     except (ValueError, OSError, EOFError) as error:
         raise DataError(f"data.path: {str(path)!r} cannot be read: {error}") from error
     lengths = {name: len(arrays[name]) for name in ("x", "y", "client") if name in arrays}

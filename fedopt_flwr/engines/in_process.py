@@ -136,7 +136,7 @@ class _LeanServer(Server):
             result = super().fit_round(server_round, timeout)
         for client_id in self._federated.asked:
             version = self._federated.versions.get(client_id, NEVER)
-            self._states.prune(client_id, version, version)
+            self._states.prune(client_id, {version})
         self._slots.release()
         return None if result is None else (*result[:2], ([], []))
 

@@ -80,6 +80,7 @@ class FederatedClient(NumPyClient):
         try:
             instruction = Instruction.from_config(config)
             with self._models.borrow() as model:
+                torch.set_num_threads(instruction.threads)  # OpenMP keeps it per thread
                 upload, loss, steps = self._follow(instruction, parameters, model)
                 arrays = [tensor.detach().cpu().numpy() for tensor in upload.values()]
         except Exception as error:
@@ -125,7 +126,7 @@ class FederatedClient(NumPyClient):
             state = {**state, **model.initial_buffers}
         if state and told.state_version != NEVER:
             state = dict(self._states.load(self.client_id, told.state_version))
-            self._states.prune(self.client_id, told.oldest_version, told.state_version)
+            self._states.prune(self.client_id, {told.oldest_version, told.state_version})
         return {name: array.to(model.device) for name, array in state.items()}
 
     def _objective(self, told: Instruction, model: FlatModel) -> ModelObjective:

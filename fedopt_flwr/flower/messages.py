@@ -26,21 +26,26 @@ NEVER = -1  # state version of a client whose reply was never counted
 class Instruction:
     """All that a client is told for one round; each field is one Flower config value."""
 
-    phase: Phase
-    round: int
-    algorithm: str
-    hyperparameters: str  # JSON
-    arrays: str  # names in the order in which they travel, joined by ","
+    run: str  # the same for a run and its resumption, and for no other run
     model: str
+    model_options: str  # JSON
+    input_shape: str  # JSON
+    num_classes: int
     loss: str
     seed: int
+    threads: int
     local_steps: int  # 0: local_epochs count
     local_epochs: int
     batch_size: int
     weight_decay: float
     buffers: str
+    phase: Phase = "train"  # this and the rest change from round to round
+    round: int = 0
+    algorithm: str = ""
+    hyperparameters: str = "{}"  # JSON
+    arrays: str = ""  # names in the order in which they travel, joined by ","
     state_version: int = NEVER  # the round whose client state counts
-    oldest_version: int = NEVER  # the oldest version the server may still ask for
+    oldest_version: int = NEVER  # the version that the server's last checkpoint counts on
 
     def to_config(self) -> dict[str, Scalar]:
         return asdict(self)

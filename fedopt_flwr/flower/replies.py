@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.common import FitRes
+from flwr.common import Code, FitRes
 from torch import Tensor
 
 from ..algorithm import ClientId, Plan, Reply
@@ -23,7 +23,6 @@ class Upload:
     arrays: Mapping[str, Tensor]
     loss: float
     seconds: float
-    num_examples: int
 
 
 def accept(
@@ -56,19 +55,22 @@ def _checked(
     record: RoundRecord,
 ) -> Upload:
     report: dict[str, Any] = dict(answer.metrics)
-    if "error" in report:
-        raise MessageError(str(report["error"]))
-    arrays = to_arrays(answer.parameters)
+    if answer.status.code != Code.OK or "error" in report:
+        raise MessageError(str(report.get("error", answer.status.message)))
+    sender = f"client {client_id}, round {record.round}"
+    try:
+        arrays = to_arrays(answer.parameters)
+    except Exception as error:  # NumPy raises many kinds for bytes that are no array
+        raise MessageError(f"{sender}: sent bytes that are no arrays: {error}") from error
     names = str(report.get("arrays", ""))
     record.uplink_bytes += encoded_bytes(arrays)
     record.uplink_vectors += sum(not is_buffer_name(name) for name in names.split(","))
-    sender = f"client {client_id}, round {record.round}"
     tensors = decode(arrays, names, expected, sender)
     try:
         loss, seconds = float(report["loss"]), float(report["client_seconds"])
     except (KeyError, TypeError, ValueError) as error:
         raise MessageError(f"{sender}: report {report} lacks loss or client_seconds") from error
-    return Upload(tensors, loss, seconds, answer.num_examples)
+    return Upload(tensors, loss, seconds)
 
 
 def weigh(uploads: Mapping[ClientId, Upload], order: Iterable[ClientId], plan: Plan) -> list[Reply]:
@@ -88,12 +90,15 @@ def weigh(uploads: Mapping[ClientId, Upload], order: Iterable[ClientId], plan: P
 
 
 def close(
-    record: RoundRecord, asked: Sequence[ClientId], counted: Mapping[ClientId, Upload]
+    record: RoundRecord,
+    asked: Sequence[ClientId],
+    counted: Mapping[ClientId, Upload],
+    num_examples: Mapping[ClientId, int],
 ) -> None:
     """Write into the record who was counted and how their training went."""
     record.clients = [i for i in asked if i in counted]
     record.failures = len(asked) - len(counted)
     if counted:
-        examples = sum(u.num_examples for u in counted.values())
-        record.train_loss = sum(u.loss * u.num_examples for u in counted.values()) / examples
+        examples = sum(num_examples[i] for i in counted)
+        record.train_loss = sum(u.loss * num_examples[i] for i, u in counted.items()) / examples
         record.client_seconds = sum(u.seconds for u in counted.values()) / len(counted)

@@ -7,7 +7,14 @@ client's c_i and the server's c drift apart.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
+from pathlib import Path
 from typing import Protocol
+from urllib.parse import quote
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
 from ..algorithm import ClientId, ClientState
 from ..errors import MessageError
@@ -22,8 +29,8 @@ class ClientStates(Protocol):
     def save(self, client_id: ClientId, version: int, state: ClientState) -> None:
         """Keep a state under its round."""
 
-    def prune(self, client_id: ClientId, oldest: int, newest: int) -> None:
-        """Drop versions outside [oldest, newest]: those the server will not ask for again."""
+    def prune(self, client_id: ClientId, keep: Collection[int]) -> None:
+        """Drop all other versions: those that the server will not ask for again."""
 
 
 class MemoryStates:
@@ -40,10 +47,7 @@ class MemoryStates:
     def load(self, client_id: ClientId, version: int) -> ClientState:
         versions = self._states.get(client_id, {})
         if version not in versions:
-            raise MessageError(
-                f"client {client_id}: state of round {version} is asked for; has "
-                f"{sorted(versions)}; the client lost its state, so the run cannot go on with it"
-            )
+            raise _lost(client_id, version, sorted(versions))
         return versions[version]
 
     def save(self, client_id: ClientId, version: int, state: ClientState) -> None:
@@ -52,7 +56,64 @@ class MemoryStates:
             state = {name: spare[name].copy_(array) for name, array in state.items()}
         self._states.setdefault(client_id, {})[version] = state
 
-    def prune(self, client_id: ClientId, oldest: int, newest: int) -> None:
+    def prune(self, client_id: ClientId, keep: Collection[int]) -> None:
         versions = self._states.get(client_id, {})
-        for version in [v for v in versions if not oldest <= v <= newest]:
+        for version in [v for v in versions if v not in keep]:
             self._spare.append(versions.pop(version))
+
+
+class DiskStates:
+    """States as files, so that a client that is killed and started again goes on where it was.
+
+    `directory`/client-<id>/round-<version>.safetensors; a file is whole and on the disk before it
+    has its name, so a power cut or a full disk leaves the earlier versions as they were.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def load(self, client_id: ClientId, version: int) -> ClientState:
+        path = self._path(client_id, version)
+        if not path.is_file():
+            raise _lost(client_id, version, self._versions(client_id))
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise MessageError(
+                f"client {client_id}: state of round {version} in {str(path)!r} is broken: {error}"
+            ) from error
+
+    def save(self, client_id: ClientId, version: int, state: ClientState) -> None:
+        path = self._path(client_id, version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(path.name + ".unfinished")
+        contents = save({name: array.detach().cpu() for name, array in state.items()})
+        try:
+            with unfinished.open("wb") as file:
+                file.write(contents)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+    def prune(self, client_id: ClientId, keep: Collection[int]) -> None:
+        for version in self._versions(client_id):
+            if version not in keep:
+                self._path(client_id, version).unlink(missing_ok=True)
+
+    def _path(self, client_id: ClientId, version: int) -> Path:
+        folder = f"client-{quote(str(client_id), safe='')}"
+        return self._directory / folder / f"round-{version}.safetensors"
+
+    def _versions(self, client_id: ClientId) -> list[int]:
+        found = self._path(client_id, 0).parent.glob("round-*.safetensors")
+        return sorted(int(path.stem.removeprefix("round-")) for path in found)
+
+
+def _lost(client_id: ClientId, version: int, found: list[int]) -> MessageError:
+    return MessageError(
+        f"client {client_id}: state of round {version} is asked for; has {found}; the client lost "
+        "its state, so the run cannot go on with it"
+    )

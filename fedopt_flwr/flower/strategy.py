@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters, ndarrays_to_parameters
 from flwr.server.client_manager import ClientManager
@@ -51,7 +51,8 @@ class FederatedStrategy(Strategy):
 
     `model` gives the layout and the initial point, and is what `evaluate` is called with, holding
     the server's vector and buffers. `on_start` hears the resolved rule and the plan, `on_round`
-    every finished record. With `in_memory` arrays go to clients of this process as they are.
+    every finished record. `template` is what clients are told in every round. With `in_memory`
+    arrays go to clients of this process as they are.
     """
 
     def __init__(
@@ -61,8 +62,7 @@ class FederatedStrategy(Strategy):
         federation: FederationSection,
         training: TrainingSection,
         *,
-        model_name: str,
-        loss_name: str,
+        template: Instruction,
         evaluate: Callable[[FlatModel], Evaluation] | None = None,
         evaluate_every: int = 1,
         on_start: Callable[[Algorithm, Plan], None] = lambda rule, plan: None,
@@ -72,7 +72,7 @@ class FederatedStrategy(Strategy):
     ) -> None:
         self.rule, self.model = rule, model
         self._federation, self._training = federation, training
-        self._model_name, self._loss_name = model_name, loss_name
+        self._template = replace(template, run=resume.run) if resume else template
         self._evaluate, self._evaluate_every = evaluate, evaluate_every
         self._on_start, self.on_round = on_start, on_round
         self._in_memory, self._resume = in_memory, resume
@@ -80,6 +80,7 @@ class FederatedStrategy(Strategy):
         self._buffers: dict[str, Tensor] = dict(resume.buffers if resume else {})
         self._averages_buffers = federation.buffers == "average" and model.has_buffers
         self.versions: dict[ClientId, int] = dict(resume.versions if resume else {})
+        self.durable_versions: dict[ClientId, int] = dict(self.versions)  # of the last checkpoint
         self.asked: list[ClientId] = []  # in the current round
         self._rounds_before = resume.round if resume else 0
         self._record = RoundRecord(self._rounds_before)
@@ -88,7 +89,13 @@ class FederatedStrategy(Strategy):
 
     def snapshot(self) -> Snapshot:
         """Return what a checkpoint must hold of the server."""
-        return Snapshot(self._record.round, self.state.vectors, self._buffers, dict(self.versions))
+        return Snapshot(
+            self._template.run,
+            self._record.round,
+            self.state.vectors,
+            self._buffers,
+            dict(self.versions),
+        )
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Find all clients, fix the plan, run the start pass; called once, before round 1."""
@@ -177,33 +184,24 @@ class FederatedStrategy(Strategy):
         names, parameters = encode(arrays, in_memory=self._in_memory)
         self._record.downlink_bytes += len(ids) * encoded_bytes(to_arrays(parameters))
         self._record.downlink_vectors += len(ids) * sum(not is_buffer_name(n) for n in arrays)
-        common = self._instruction(phase, names).to_config()
-        instructions = []
-        for client_id in ids:
-            version = self.versions.get(client_id, NEVER)
-            own: dict[str, Scalar] = {"state_version": version, "oldest_version": version}
-            proxy = self.members.connected(client_id)
-            if proxy is not None:
-                instructions.append((proxy, FitIns(parameters, {**common, **own})))
-        return instructions
-
-    def _instruction(self, phase: Phase, names: str) -> Instruction:
-        training, federation = self._training, self._federation
-        return Instruction(
+        instruction = replace(
+            self._template,
             phase=phase,
             round=self._record.round,
             algorithm=self.rule.name,
             hyperparameters=self.rule.model_dump_json(),
             arrays=names,
-            model=self._model_name,
-            loss=self._loss_name,
-            seed=federation.seed,
-            local_steps=training.local_steps or 0,
-            local_epochs=training.local_epochs or 0,
-            batch_size=training.batch_size,
-            weight_decay=training.weight_decay,
-            buffers=federation.buffers if self.model.has_buffers else "none",
         )
+        common = instruction.to_config()
+        instructions = []
+        for client_id in ids:
+            version = self.versions.get(client_id, NEVER)
+            durable = self.durable_versions.get(client_id, version)
+            own: dict[str, Scalar] = {"state_version": version, "oldest_version": durable}
+            proxy = self.members.connected(client_id)
+            if proxy is not None:
+                instructions.append((proxy, FitIns(parameters, {**common, **own})))
+        return instructions
 
     def aggregate_fit(
         self, server_round: int, results: list[Fit], failures: list[Fit | BaseException]
@@ -242,7 +240,7 @@ class FederatedStrategy(Strategy):
     def _finish_round(self, counted: Mapping[ClientId, Upload]) -> None:
         for client_id in counted:
             self.versions[client_id] = self._record.round
-        close(self._record, self.asked, counted)
+        close(self._record, self.asked, counted, self.state.plan.num_examples)
         self._record.seconds = time.perf_counter() - self._started
 
     def load_model(self) -> None:

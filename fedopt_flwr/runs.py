@@ -1,0 +1,182 @@
+"""One run of an experiment, whatever engine drives it: strategy, files, records, result."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor, nn
+
+from .algorithm import Algorithm, ClientId, Plan
+from .config import RunConfig
+from .errors import ConfigError
+from .experiment import Experiment
+from .flower import FederatedStrategy
+from .metrics import RoundRecord, summarize
+from .outputs import CURVES, Checkpoint, RunDirectory
+from .plots import draw_curves
+
+_FLOAT_BYTES = 4
+
+
+@dataclass
+class Result:
+    """What a run gives back: the final vector (NumPy, float32), the module with it, the records."""
+
+    parameters: np.ndarray
+    model: nn.Module
+    rounds: list[RoundRecord]
+    summary: dict[str, Any]
+
+
+class Listener(Protocol):
+    """Hears how a run goes; the CLI shows it."""
+
+    def on_start(self, rule: Algorithm, plan: Plan, experiment: Experiment) -> None:
+        """The clients are known and the rule's open step sizes are computed."""
+
+    def on_round(self, record: RoundRecord) -> None:
+        """A round is over and, where that was due, evaluated."""
+
+
+class Silent:
+    """A listener that says nothing."""
+
+    def on_start(self, rule: Algorithm, plan: Plan, experiment: Experiment) -> None: ...
+
+    def on_round(self, record: RoundRecord) -> None: ...
+
+
+class Run:
+    """A strategy to give to an engine; every finished round goes to records, files and listener.
+
+    `client_state` returns a client's counted state where this process has it; else checkpoints hold
+    the server alone, and clients keep what the last checkpoint counts on.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        listener: Listener,
+        checkpoint: Checkpoint | None,
+        *,
+        in_memory: bool,
+        client_state: Callable[[ClientId, int], Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        config = experiment.config
+        self._experiment, self._listener = experiment, listener
+        self._client_state = client_state
+        self._directory: RunDirectory | None = None
+        self._records: list[RoundRecord] = []
+        self.num_rounds = config.federation.num_rounds  # still to do
+        if checkpoint:
+            self.num_rounds -= checkpoint.server.round
+        self.strategy = FederatedStrategy(
+            experiment.rule,
+            experiment.model,
+            config.federation,
+            config.training,
+            template=experiment.template(),
+            evaluate=experiment.evaluate if experiment.data.test is not None else None,
+            evaluate_every=config.output.evaluate_every,
+            on_start=lambda rule, plan: listener.on_start(rule, plan, experiment),
+            on_round=self._take,
+            in_memory=in_memory,
+            resume=checkpoint.server if checkpoint else None,
+        )
+
+    @contextlib.contextmanager
+    def recording(self, checkpoint: Checkpoint | None) -> Iterator[None]:
+        """Write the run's files meanwhile, if it has a directory."""
+        config = self._experiment.config
+        if config.output.directory is None:
+            yield
+            return
+        directory = RunDirectory(config.output.directory)
+        if checkpoint is None:
+            directory.require_unused()
+            directory.open(config.to_dict())
+        else:
+            self._records += directory.reopen(checkpoint.server.round)
+        self._directory = directory
+        try:
+            yield
+        finally:
+            directory.close()
+
+    def _take(self, record: RoundRecord) -> None:
+        self._records.append(record)
+        if self._directory is not None:
+            self._directory.add(record)
+            every = self._experiment.config.output.checkpoint_every
+            if every and record.round and record.round % every == 0:
+                self._directory.write_checkpoint(self._checkpoint())
+                if self._client_state is None:
+                    self.strategy.durable_versions = dict(self.strategy.versions)
+        self._listener.on_round(record)
+
+    def _checkpoint(self) -> Checkpoint:
+        server, config = self.strategy.snapshot(), self._experiment.config
+        states: dict[ClientId, Mapping[str, Tensor]] = {}
+        if self._client_state is not None and self._keeps_state(config):
+            states = {i: self._client_state(i, version) for i, version in server.versions.items()}
+        return Checkpoint(server, states, self._experiment.given, str(config.import_folders[0]))
+
+    def _keeps_state(self, config: RunConfig) -> bool:
+        local = config.federation.buffers == "local" and self.strategy.model.has_buffers
+        return local or bool(self.strategy.rule.init_client(1))
+
+    def finish(self) -> Result:
+        """Write summary, model and curves, and return the result."""
+        strategy, config = self.strategy, self._experiment.config
+        strategy.load_model()
+        model = strategy.model
+        vector = model.vector.detach().cpu().numpy().copy()
+        summary = {
+            "algorithm": strategy.rule.name,
+            "hyperparameters": strategy.rule.model_dump(),
+            "model_parameters": model.size,
+            **summarize(self._records, model.size * _FLOAT_BYTES),
+        }
+        if self._directory is not None:
+            self._directory.write_results(summary, model.module.state_dict())
+            federation = config.federation
+            title = (
+                f"{config.data.name}, {config.model.name}: {federation.num_clients} clients, "
+                f"{federation.clients_per_round} a round"
+            )
+            records = {strategy.rule.name: self._records}
+            draw_curves(records, self._directory.path / CURVES, title)
+        return Result(vector, model.module, self._records, summary)
+
+
+def read_run(directory: Path) -> tuple[RunConfig, Checkpoint]:
+    """Return what is needed to go on with a run; ConfigError if there is nothing to go on with."""
+    folder = RunDirectory(directory)
+    checkpoint = folder.read_checkpoint()
+    config = folder.read_config(checkpoint)
+    if checkpoint.server.round >= config.federation.num_rounds:
+        raise ConfigError(
+            f"--resume: the run in {str(directory)!r} has done all "
+            f"{config.federation.num_rounds} rounds; start a new one for more"
+        )
+    return config, checkpoint
+
+
+def require_same(experiment: Experiment, checkpoint: Checkpoint, directory: Path) -> None:
+    """Raise ConfigError where an experiment is not the one that the checkpoint was made from."""
+    if experiment.given != checkpoint.given:
+        raise ConfigError(
+            f"--resume: the run in {str(directory)!r} was given {checkpoint.given or 'nothing'} "
+            f"as Python objects, this call {experiment.given or 'nothing'}; call "
+            "fedopt_flwr.resume() with the same ones"
+        )
+    if checkpoint.server.vectors["model"].numel() != experiment.model.size:
+        raise ConfigError(
+            f"--resume: the checkpoint's model has {checkpoint.server.vectors['model'].numel()} "
+            f"parameters, this one {experiment.model.size}; use the model of the run"
+        )
