@@ -22,6 +22,7 @@ ROOMS = {
     "vectors": 1,
     "config": 1,
     "algorithm": 1,
+    "client_ids": 1,
     "algorithms": 2,
     "sampling": 2,
     "objectives": 2,
@@ -37,6 +38,7 @@ ROOMS = {
     "simulation": 4,
     "deployment": 4,
     "cli": 5,
+    "__main__": 5,
 }
 MAY_IMPORT = {
     "flwr": {"flower", "engines"},

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from ..algorithms import ALGORITHMS
-from ..config import RunConfig
 from ..errors import ConfigError, unknown_name
+from . import federation
+from .options import AlgorithmName, ConfigFile, Settings, read_config, with_directory
 
 app = typer.Typer(
     help="Federated optimisation on Flower.",
@@ -19,15 +20,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ConfigFile = Annotated[Path | None, typer.Argument(help="TOML file; all defaults without it.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one key; repeatable."),
-]
-AlgorithmName = Annotated[
-    str | None, typer.Option("--algorithm", help="Short for --set algorithm.name=NAME.")
-]
 Workers = Annotated[int, typer.Option(min=1, help="Clients that train at the same time.")]
+
+
+app.command()(federation.server)
+app.command()(federation.client)
+app.command()(federation.launch)
+app.add_typer(federation.certs, name="certs")
 
 
 @app.command()
@@ -53,7 +52,7 @@ def simulate(
             result = resume_run(resume, workers=workers, listener=display)
         display.finish(result, resume)
         return
-    run_config = _with_directory(_read(config, algorithm, settings))
+    run_config = with_directory(read_config(config, algorithm, settings))
     from ..simulation import simulate as simulate_run
     from .show import RunDisplay
 
@@ -117,7 +116,7 @@ def partition(
     plot: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("partition.png"),
 ) -> None:
     """Print and draw how many examples of each class each client holds."""
-    run_config = _read(config, None, settings)
+    run_config = read_config(config, None, settings)
     from ..data import load_federated_data
     from ..plots import draw_partition
     from .show import print_label_counts
@@ -142,21 +141,6 @@ def doctor(config: ConfigFile = None, settings: Settings = None) -> None:
 
     if not run_checks(config, settings or []):
         raise typer.Exit(1)
-
-
-def _read(config: Path | None, algorithm: str | None, settings: list[str] | None) -> RunConfig:
-    own = [f"algorithm.name={algorithm}"] if algorithm else []
-    return RunConfig.from_file(config, [*(settings or []), *own])
-
-
-def _with_directory(config: RunConfig) -> RunConfig:
-    """Give a run without a directory a new one under runs/."""
-    if config.output.directory is not None:
-        return config
-    from datetime import datetime
-
-    name = f"{config.algorithm.name}-{config.data.name.replace(':', '-')}"
-    return config.updated([f"output.directory=runs/{datetime.now():%Y%m%d-%H%M%S}-{name}"])
 
 
 def _fractions(text: str) -> list[float]:

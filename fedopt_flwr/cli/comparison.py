@@ -52,11 +52,11 @@ def run_comparison(
             results[name] = run_experiment(
                 Experiment(own, data=data), workers=workers, listener=display
             )
-    rows = [_row(name, result, targets) for name, result in results.items()]
+    rows = [result_row(name, result, targets) for name, result in results.items()]
     (directory / COMPARISON).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     title = f"{config.data.name}, {config.model.name}, seed {config.federation.seed}"
     draw_curves({name: r.rounds for name, r in results.items()}, directory / CURVES, title)
-    _print_table(rows, targets)
+    print_results(rows, targets)
     print(f"results in {directory}, curves in {directory / CURVES}")
 
 
@@ -87,7 +87,7 @@ def _configs(
     return configs
 
 
-def _row(name: str, result: Result, targets: list[float]) -> dict[str, Any]:
+def result_row(name: str, result: Result, targets: list[float]) -> dict[str, Any]:
     summary = result.summary
     return {
         "algorithm": name,
@@ -103,7 +103,7 @@ def _row(name: str, result: Result, targets: list[float]) -> dict[str, Any]:
     }
 
 
-def _print_table(rows: list[dict[str, Any]], targets: list[float]) -> None:
+def print_results(rows: list[dict[str, Any]], targets: list[float]) -> None:
     headings = [f"rounds to {100 * t:g} %" for t in targets]
     columns = [
         "algorithm",

@@ -75,8 +75,11 @@ class RunDisplay:
             TimeRemainingColumn(),
             console=self._console,
         )
-        self._progress.start()
+        self._show_progress(self._progress)
         self._task = self._progress.add_task(rule.name, total=plan.num_rounds, state="")
+
+    def _show_progress(self, progress: Progress) -> None:
+        progress.start()
 
     def _print_setting(self, plan: Plan, experiment: Experiment) -> None:
         config, model = experiment.config, experiment.model

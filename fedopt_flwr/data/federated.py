@@ -73,8 +73,10 @@ def load_test_data(config: RunConfig) -> FederatedData:
     return FederatedData([], test, source.input_shape, source.num_classes)
 
 
-def load_client_data(config: RunConfig, client_id: ClientId) -> ClientData:
-    """Load what one client has: its part of a divided data set, or with "whole" all of it."""
+def load_client_data(
+    config: RunConfig, client_ids: Sequence[ClientId]
+) -> dict[ClientId, ClientData]:
+    """Load what some clients have: parts of a divided data set; with "whole", one has it all."""
     owners = None
     if is_import_path(config.data.name):
         train, _ = _call_loader(config)
@@ -84,21 +86,34 @@ def load_client_data(config: RunConfig, client_id: ClientId) -> ClientData:
     if isinstance(train, (list, tuple)):
         clients = from_datasets(train, None, config).clients
     elif config.data.partition.kind == "whole":
-        clients, client_id = [as_client_data(train)], 0
+        return _whole(as_client_data(train), client_ids)
     else:
         clients = _divided(train, owners, config)
-    if not isinstance(client_id, int):
+    for client_id in client_ids:
+        if not isinstance(client_id, int):
+            raise ConfigError(
+                f"client id {client_id!r}: {config.data.name!r} is divided among numbered clients; "
+                "set data.partition.kind to 'whole' if all of it belongs to this client"
+            )
+        if client_id >= len(clients):
+            raise ConfigError(
+                f"client id {client_id}: must be between 0 and {len(clients) - 1}, as the "
+                f"federation has {len(clients)} clients"
+            )
+    own: dict[ClientId, ClientData] = {i: clients[i] for i in client_ids if isinstance(i, int)}
+    require_examples(own)
+    return own
+
+
+def _whole(data: ClientData, client_ids: Sequence[ClientId]) -> dict[ClientId, ClientData]:
+    if len(client_ids) > 1:
         raise ConfigError(
-            f"client id {client_id!r}: {config.data.name!r} is divided among numbered clients; set "
-            "data.partition.kind to 'whole' if all of it belongs to this client"
+            f"data.partition.kind: got 'whole' for clients {list(client_ids)}; data that is not "
+            "divided belongs to one client; start one process for each, with its own data.path"
         )
-    if client_id >= len(clients):
-        raise ConfigError(
-            f"client id {client_id}: must be between 0 and {len(clients) - 1}, as the federation "
-            f"has {len(clients)} clients"
-        )
-    require_examples({client_id: clients[client_id]})
-    return clients[client_id]
+    own = {client_ids[0]: data}
+    require_examples(own)
+    return own
 
 
 def from_datasets(

@@ -24,30 +24,37 @@ class Members:
 
     def __init__(self) -> None:
         self.max_workers: int | None = None  # connections asked at the same time; None: all
+        self.while_waiting: Callable[[], None] = lambda: None  # may raise, to end the wait
         self._ids: dict[str, ClientId] = {}  # Flower's connection id -> client id
         self._proxies: dict[ClientId, ClientProxy] = {}
         self.num_examples: dict[ClientId, int] = {}
         self.ids: list[ClientId] = []  # all N, in the order of `sorted_ids`
 
     def discover(self, manager: ClientManager, num_clients: int, timeout: float) -> None:
-        """Wait until N clients are there and ask who they are; RunError names who is there."""
-        deadline = time.monotonic() + timeout
-        while manager.num_available() < num_clients:
-            if time.monotonic() > deadline:
-                self.refresh(manager)
-                raise RunError(
-                    f"federation.num_clients: only {manager.num_available()} of {num_clients} "
-                    f"clients came within {timeout:g} s: {sorted(map(str, self._proxies))}; start "
-                    "the missing ones, lower num_clients or raise federation.start_timeout"
-                )
-            time.sleep(_POLL_SECONDS)
-        self.refresh(manager)
+        """Wait until N clients are there and ask who they are; RunError names who is missing."""
+        self.gather(manager, num_clients, timeout, "federation.num_clients")
         self.ids = sorted_ids(list(self._proxies))
         if len(self.ids) != num_clients:
             raise RunError(
                 f"federation.num_clients: got {num_clients}; {len(self.ids)} clients with "
                 f"different ids are connected: {self.ids}; give each its own id"
             )
+
+    def gather(self, manager: ClientManager, needed: int, timeout: float, field: str) -> None:
+        """Wait until so many clients are connected; RunError names `field`, which wants them."""
+        deadline = time.monotonic() + timeout
+        while manager.num_available() < needed:
+            self.while_waiting()
+            if time.monotonic() > deadline:
+                self.refresh(manager)
+                raise RunError(
+                    f"{field}: only {len(self._proxies)} of {needed} clients were there within "
+                    f"{timeout:g} s: {sorted(map(str, self._proxies))}"
+                    f"{_missing(self._proxies, self.ids or range(needed))}; start those, "
+                    "ask for fewer or raise federation.start_timeout"
+                )
+            time.sleep(_POLL_SECONDS)
+        self.refresh(manager)
 
     def refresh(self, manager: ClientManager) -> None:
         """Ask connections that are new; forget those that are gone."""
@@ -67,6 +74,12 @@ class Members:
     def connected(self, client_id: ClientId) -> ClientProxy | None:
         """Return the connection of a client, or None while it is away."""
         return self._proxies.get(client_id)
+
+
+def _missing(present: Iterable[ClientId], wanted: Iterable[ClientId]) -> str:
+    ids = set(present)
+    missing = [str(i) for i in wanted if i not in ids]
+    return f", missing {', '.join(missing)}" if all(isinstance(i, int) for i in ids) else ""
 
 
 def ask_all(

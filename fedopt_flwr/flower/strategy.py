@@ -168,7 +168,8 @@ class FederatedStrategy(Strategy):
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
         self._begin_round(server_round + self._rounds_before)
-        self.members.refresh(client_manager)
+        needed, patience = self._federation.min_replies, self._federation.start_timeout
+        self.members.gather(client_manager, needed, patience, "federation.min_replies")
         order = sample_uniform(self.members.ids, self._federation.seed, self._record.round)
         present = [i for i in order if self.members.connected(i) is not None]
         chosen = set(present[: self._federation.clients_per_round])

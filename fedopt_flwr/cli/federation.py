@@ -1,0 +1,251 @@
+"""The verbs for federations of processes: server, client, launch, certs."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import ConfigError, FedoptWarning
+from .options import AlgorithmName, ConfigFile, Settings, read_config, with_directory
+
+if TYPE_CHECKING:
+    from ..engines.stream import ClientTls, ServerTls
+
+certs = typer.Typer(help="Make certificates for a federation.", no_args_is_help=True)
+
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Plain text: anyone on the way can read the model.")
+]
+Certificate = Annotated[Path | None, typer.Option(help="This end's certificate (PEM).")]
+Key = Annotated[Path | None, typer.Option(help="The key of --certificate.")]
+Days = Annotated[int, typer.Option(min=1, help="For how long certificates are valid.")]
+Directory = Annotated[Path, typer.Option(help="Where ca.pem and ca.key lie.")]
+Resume = Annotated[
+    Path | None, typer.Option(metavar="DIRECTORY", help="Go on from this run's checkpoint.")
+]
+
+
+def server(
+    config: ConfigFile = None,
+    address: Annotated[str, typer.Option(metavar="HOST:PORT")] = "0.0.0.0:8080",
+    algorithm: AlgorithmName = None,
+    settings: Settings = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    client_ca: Annotated[
+        Path | None, typer.Option(help="Clients must show a certificate of this CA.")
+    ] = None,
+    insecure: Insecure = False,
+    resume: Resume = None,
+) -> None:
+    """Wait for the clients, run the federation over gRPC, write the results."""
+    if resume is not None and algorithm:
+        raise ConfigError("--resume: takes the rule from its directory; leave out --algorithm")
+    run_config = with_directory(read_config(config, algorithm, settings))
+    tls = _server_tls(certificate, key, client_ca, insecure)
+    from ..deployment.server import serve
+    from ..engines.stream import Roster
+    from .federation_show import FederationDisplay
+
+    with FederationDisplay() as display:
+        display.watch(Roster(display.say), run_config.federation.num_clients)
+        result = serve(
+            run_config,
+            address,
+            tls=tls,
+            listener=display,
+            roster=display.roster,
+            resume=resume,
+            on_listening=lambda port: display.say(f"listening at {_with_port(address, port)}"),
+        )
+    display.finish(result, resume or run_config.output.directory)
+
+
+def client(
+    config: ConfigFile = None,
+    server: Annotated[str, typer.Option(metavar="HOST:PORT")] = "127.0.0.1:8080",
+    client_id: Annotated[
+        str | None, typer.Option(help="Who this is: a number from 0 to N-1, or a name.")
+    ] = None,
+    client_ids: Annotated[
+        str | None, typer.Option(help="Several clients in this process, as in 0-24 or 1,5.")
+    ] = None,
+    state_dir: Annotated[
+        Path, typer.Option(help="Where clients keep state between rounds and restarts.")
+    ] = Path("fedopt-state"),
+    settings: Settings = None,
+    ca: Annotated[Path | None, typer.Option(help="CA of the server's certificate (PEM).")] = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    insecure: Insecure = False,
+) -> None:
+    """Train on this machine's data for a server; [data], device and own code come from CONFIG."""
+    run_config = read_config(config, None, settings)
+    ids = _ids(client_id, client_ids)
+    tls = _client_tls(ca, certificate, key, insecure)
+    _require_address("--server", server)
+    from ..deployment.clients import ClientHost, serve_clients
+    from ..deployment.leash import follow_parent
+    from ..engines.stream import Server
+
+    follow_parent()
+    if tls is not None:
+        tls.credentials()  # wrong files are an error now, not at the first connection
+    host = ClientHost(run_config, ids, state_dir)
+    where = Server(server, tls, run_config.transport.keep_alive_seconds)
+    errors = serve_clients(host, ids, where, lambda text: print(text, flush=True))
+    if errors:
+        raise errors[0]
+
+
+def launch(
+    config: ConfigFile = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="Sets federation.num_clients.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Client processes; as many as cores, at least 4.")
+    ] = None,
+    algorithm: AlgorithmName = None,
+    settings: Settings = None,
+    resume: Resume = None,
+) -> None:
+    """Start a server and client processes on this machine, and end them all."""
+    given = list(settings or [])
+    if clients is not None:
+        given.append(f"federation.num_clients={clients}")
+    if resume is not None:
+        if config or given or algorithm:
+            raise ConfigError(
+                "--resume: takes the configuration from its directory; give no other beside it"
+            )
+        config, given = resume / "config.toml", [f"output.directory={resume}"]
+    run_config = with_directory(read_config(config, algorithm, given))
+    folder = run_config.output.directory
+    total = run_config.federation.num_clients
+    count = min(total, processes or max(4, len(os.sched_getaffinity(0))))
+    arguments = [*([str(config)] if config else [])]
+    for setting in [*given, *([f"algorithm.name={algorithm}"] if algorithm else [])]:
+        arguments += ["--set", setting]
+    from ..deployment.launcher import launch as launch_run
+    from ..engines.stream import Roster
+    from .federation_show import FederationDisplay
+
+    with FederationDisplay() as display:
+        display.watch(Roster(display.say), total)
+        display.say(f"{total} clients in {count} processes; logs in {folder}/logs")
+        result = launch_run(
+            run_config,
+            arguments,
+            num_processes=count,
+            folder=folder or Path("runs"),
+            listener=display,
+            roster=display.roster,
+            resume=resume,
+        )
+    display.print_result(result, folder)
+
+
+@certs.command("init")
+def certs_init(
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name or IP address of the server; repeatable.")
+    ] = None,
+    directory: Directory = Path("certs"),
+    days: Days = 365,
+) -> None:
+    """Make a CA, and the server's certificate for the given hosts."""
+    from ..deployment.certificates import create_authority
+
+    for path in create_authority(directory, host or ["localhost", "127.0.0.1"], days):
+        print(path)
+
+
+@certs.command("client")
+def certs_client(
+    name: Annotated[str, typer.Argument(help="The client's id, or several as in 0-24.")],
+    directory: Directory = Path("certs"),
+    days: Days = 365,
+) -> None:
+    """Make a client's key and certificate; its common name is the client's identity."""
+    from ..deployment.certificates import create_client
+
+    for path in create_client(directory, name, days):
+        print(path)
+
+
+def _server_tls(
+    certificate: Path | None, key: Path | None, client_ca: Path | None, insecure: bool
+) -> ServerTls | None:
+    if insecure:
+        _require_no_files(certificate, key, client_ca)
+        _warn_insecure("anyone who reaches this port can join, and read and change the model")
+        return None
+    if certificate is None or key is None:
+        raise ConfigError(
+            "--certificate and --key: give both (`fedopt certs init` makes them), or --insecure "
+            "for plain text"
+        )
+    if client_ca is None:
+        text = "without --client-ca any client that reaches this port can join"
+        warnings.warn(text, FedoptWarning, stacklevel=2)
+    from ..engines.stream import ServerTls
+
+    return ServerTls(certificate, key, client_ca)
+
+
+def _client_tls(
+    ca: Path | None, certificate: Path | None, key: Path | None, insecure: bool
+) -> ClientTls | None:
+    if insecure:
+        _require_no_files(ca, certificate, key)
+        _warn_insecure("anyone on the way can read and change the model")
+        return None
+    if ca is None:
+        raise ConfigError(
+            "--ca: give the CA that the server's certificate is of (ca.pem of `fedopt certs "
+            "init`), or --insecure for plain text"
+        )
+    if (certificate is None) != (key is None):
+        raise ConfigError("--certificate and --key: give both or neither")
+    from ..engines.stream import ClientTls
+
+    return ClientTls(ca, certificate, key)
+
+
+def _require_no_files(*files: Path | None) -> None:
+    if any(files):
+        raise ConfigError("--insecure: uses no certificates; leave it out or leave them out")
+
+
+def _warn_insecure(consequence: str) -> None:
+    text = f"--insecure: nothing is encrypted; {consequence}"
+    warnings.warn(text, FedoptWarning, stacklevel=2)
+
+
+def _ids(client_id: str | None, client_ids: str | None) -> list[int | str]:
+    text = client_id if client_id is not None else client_ids
+    if text is None or (client_id is not None and client_ids is not None):
+        raise ConfigError("--client-id or --client-ids: give one of the two")
+    from ..client_ids import parse_ids
+
+    option = "--client-id" if client_id is not None else "--client-ids"
+    try:
+        ids = parse_ids(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
+    if client_id is not None and len(ids) > 1:
+        raise ConfigError(f"--client-id: got {client_id!r}; several clients go with --client-ids")
+    return ids
+
+
+def _require_address(option: str, address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    if not host or not colon or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{option}: got {address!r}; must be HOST:PORT")
+
+
+def _with_port(address: str, port: int) -> str:
+    return f"{address.rpartition(':')[0]}:{port}"

@@ -1,0 +1,112 @@
+"""What a person sees of a federation of processes: who is there, what each does, how it goes."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .show import RunDisplay
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Group
+    from rich.live import Live
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from ..algorithm import Algorithm, Plan
+    from ..engines.stream import Roster
+    from ..experiment import Experiment
+    from ..runs import Result
+
+_ROWS = 30  # clients in the live table
+_NAMED = 10  # missing clients that are named
+_TARGETS = [0.8, 0.9]
+
+
+class FederationDisplay(RunDisplay):
+    """A live table of clients under the progress bar on a terminal, lines of text elsewhere."""
+
+    roster: Roster
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: Live | None = None
+        self._num_clients, self._training = 0, False
+
+    def watch(self, roster: Roster, num_clients: int) -> None:
+        """Show these clients from now on."""
+        self.roster, self._num_clients = roster, num_clients
+        if self._console.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(
+                get_renderable=self._view, console=self._console, refresh_per_second=4
+            )
+            self._live.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line; before the run starts also who is still missing."""
+        waiting = "" if self._training else f" ({self._presence()})"
+        self._console.print(f"{text}{waiting}", markup=False, soft_wrap=True)
+
+    def _presence(self) -> str:
+        here = [i for i, client in self.roster.clients().items() if client.num_examples is not None]
+        text = f"{len(here)} of {self._num_clients} clients here"
+        missing = [i for i in range(self._num_clients) if i not in here]
+        if 0 < len(missing) <= _NAMED and all(isinstance(i, int) for i in here):
+            text += f", missing {', '.join(map(str, missing))}"
+        return text
+
+    def on_start(self, rule: Algorithm, plan: Plan, experiment: Experiment) -> None:
+        self._training = True
+        super().on_start(rule, plan, experiment)
+
+    def _show_progress(self, progress: Progress) -> None:
+        """It is part of the live view."""
+
+    def _view(self) -> Group:
+        from rich.console import Group
+
+        return Group(*([self._progress] if self._progress else []), self._table())
+
+    def _table(self) -> Table:
+        from rich.table import Table
+
+        clients = self.roster.clients()
+        table = Table("client", "state", "round", "examples", "seconds", "", box=None)
+        for client_id, client in list(clients.items())[:_ROWS]:
+            table.add_row(
+                str(client_id),
+                client.state,
+                _text(client.round),
+                _text(client.num_examples),
+                "" if client.seconds is None else f"{client.seconds:.2f}",
+                client.note[:60],
+            )
+        if len(clients) > _ROWS:
+            table.add_row("…", f"and {len(clients) - _ROWS} more")
+        if not self._training:
+            table.caption = self._presence()
+        return table
+
+    def print_result(self, result: Result, directory: Path | None) -> None:
+        """Print the result as a table, and where the files are."""
+        from .comparison import print_results, result_row
+
+        print_results([result_row(result.summary["algorithm"], result, _TARGETS)], _TARGETS)
+        self._console.print(f"results in {directory}", markup=False, soft_wrap=True)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,36 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..config import RunConfig
+
+ConfigFile = Annotated[Path | None, typer.Argument(help="TOML file; all defaults without it.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one key; repeatable."),
+]
+AlgorithmName = Annotated[
+    str | None, typer.Option("--algorithm", help="Short for --set algorithm.name=NAME.")
+]
+
+
+def read_config(
+    config: Path | None, algorithm: str | None, settings: list[str] | None
+) -> RunConfig:
+    own = [f"algorithm.name={algorithm}"] if algorithm else []
+    return RunConfig.from_file(config, [*(settings or []), *own])
+
+
+def with_directory(config: RunConfig) -> RunConfig:
+    """Give a run without a directory a new one under runs/."""
+    if config.output.directory is not None:
+        return config
+    from datetime import datetime
+
+    name = f"{config.algorithm.name}-{config.data.name.replace(':', '-')}"
+    return config.updated([f"output.directory=runs/{datetime.now():%Y%m%d-%H%M%S}-{name}"])

@@ -1,0 +1,32 @@
+"""Client ids as people write them: on the command line and in a certificate's common name."""
+
+from __future__ import annotations
+
+import re
+
+from .algorithm import ClientId
+
+
+def parse_ids(text: str) -> list[ClientId]:
+    """Read "7", "0-24", "1,3,8-9" or one name; ValueError says what is wrong."""
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        if not text or len(text) > 64 or not text.isprintable():
+            raise ValueError(f"got {text!r}; must be a number, ranges such as 0-24, or a name")
+        return [text]
+    ids: list[ClientId] = []
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        if high and int(high) < int(low):
+            raise ValueError(f"got {part!r}; a range must go upwards")
+        ids += range(int(low), int(high or low) + 1)
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"got {text!r}; an id occurs twice")
+    return ids
+
+
+def certificate_covers(common_name: str, client_id: ClientId) -> bool:
+    """Whether a certificate of that common name speaks for a client."""
+    try:
+        return client_id in parse_ids(common_name)
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""Processes that federate: certificates, the server, the clients of one machine, the launcher."""

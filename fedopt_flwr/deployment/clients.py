@@ -1,0 +1,161 @@
+"""The clients of one process: their data, one model that they take turns on, their state."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.client import NumPyClient
+
+from ..algorithm import ClientId
+from ..config import RunConfig
+from ..data import ClientData, load_client_data
+from ..engines.stream import Server, StreamClient
+from ..errors import FedoptError, MessageError
+from ..experiment import pick_device
+from ..flower import DiskStates, FederatedClient, ModelPool
+from ..flower.messages import Instruction, Scalar
+from ..imports import is_import_path
+from ..models import make_model
+from ..objectives import draws_random_numbers, named_loss
+from ..vectors import FlatModel
+
+_GRACE_SECONDS = 5.0
+
+
+class ClientHost:
+    """What the clients of this process share. It owns data, device and state directory.
+
+    How many clients there are and all that training needs, the server says. Code of its own choice
+    it cannot name: a `module:attribute` counts only if this configuration names the same one.
+    """
+
+    def __init__(self, config: RunConfig, client_ids: Sequence[ClientId], state: Path) -> None:
+        self._config, self._ids, self._state = config, list(client_ids), state
+        self._device = pick_device(config.training.device)
+        self._lock = threading.Lock()
+        self._data: dict[ClientId, ClientData] = {}
+        self._facts: dict[str, Scalar] = {}
+        self._pool: tuple[tuple[Any, ...], ModelPool] | None = None
+
+    def data(self, client_id: ClientId, facts: dict[str, Scalar]) -> ClientData:
+        """Return a client's data; all clients' data is loaded at once when one first asks."""
+        with self._lock:
+            if not self._data or facts != self._facts:
+                told = [f"federation.{key}={value!r}" for key, value in facts.items()]
+                sampled = ["federation.clients_per_round=1", "federation.min_replies=1"]
+                config = self._config.updated([*told, *sampled])
+                loaded = load_client_data(config, self._ids)
+                self._data = {i: data.on_device(self._device) for i, data in loaded.items()}
+                self._facts = facts
+            return self._data[client_id]
+
+    def pool(self, told: Instruction) -> ModelPool:
+        """Return the model that an instruction asks for; the same one until another is wanted."""
+        key = (told.model, told.model_options, told.input_shape, told.num_classes, told.loss)
+        with self._lock:
+            if self._pool is None or self._pool[0] != (*key, told.seed):
+                self._pool = ((*key, told.seed), self._make_pool(told))
+            return self._pool[1]
+
+    def _make_pool(self, told: Instruction) -> ModelPool:
+        own, folders = self._config.model, self._config.import_folders
+        for field, asked, here in (("name", told.model, own.name), ("loss", told.loss, own.loss)):
+            if is_import_path(asked) and asked != here:
+                raise MessageError(
+                    f"model.{field}: the server asks for {asked!r}; this client is configured with "
+                    f"{here!r}, and no other code is imported; make the two equal"
+                )
+        module = make_model(
+            told.model,
+            json.loads(told.model_options),
+            input_shape=tuple(json.loads(told.input_shape)),
+            num_classes=told.num_classes,
+            seed=told.seed,
+            folders=folders,
+        )
+        model = FlatModel(module, self._device)
+        return ModelPool(
+            [model],
+            named_loss(told.loss, folders),
+            model_name=told.model,
+            loss_name=told.loss,
+            stochastic=draws_random_numbers(model, next(iter(self._data.values()))),
+        )
+
+    def states(self, run: str) -> DiskStates:
+        """Return where the states of that run lie; runs never read each other's."""
+        return DiskStates(self._state / f"run-{run}")
+
+
+class HostedClient(NumPyClient):
+    """One client of a host. Each message is answered by a `FederatedClient` made for it."""
+
+    def __init__(self, client_id: ClientId, host: ClientHost) -> None:
+        self._client_id, self._host = client_id, host
+        self._facts: dict[str, Scalar] = {}
+
+    def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
+        self._facts = dict(config)
+        data = self._host.data(self._client_id, self._facts)
+        return {"client_id": self._client_id, "num_examples": data.num_examples}
+
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Scalar]
+    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
+        told = Instruction.from_config(config)
+        data = self._host.data(self._client_id, self._facts)
+        pool, states = self._host.pool(told), self._host.states(told.run)
+        return FederatedClient(self._client_id, data, pool, states).fit(parameters, config)
+
+
+def serve_clients(
+    host: ClientHost, client_ids: Sequence[ClientId], server: Server, say: Callable[[str], None]
+) -> list[FedoptError]:
+    """Run one stream for each client until the server sends all home; return what ended others.
+
+    SIGTERM and Ctrl-C leave at once: what is being trained is not waited for.
+    """
+    streams = [StreamClient(i, HostedClient(i, host), server, say) for i in client_ids]
+    errors: list[FedoptError] = []
+
+    def run(stream: StreamClient) -> None:
+        try:
+            stream.run()
+        except FedoptError as error:
+            say(str(error))
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(stream,), daemon=True) for stream in streams]
+    leaving = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: leaving.set())
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads) and not leaving.wait(0.1):
+        pass
+    if leaving.is_set():
+        _leave(streams, threads, say)
+    return errors
+
+
+def _leave(
+    streams: Sequence[StreamClient],
+    threads: Sequence[threading.Thread],
+    say: Callable[[str], None],
+) -> None:
+    say("told to stop; leaving")
+    for stream in streams:
+        stream.stop()
+    for thread in threads:
+        thread.join(_GRACE_SECONDS / len(threads))
+    if any(thread.is_alive() for thread in threads):  # deep in a training step, which cannot be
+        sys.stdout.flush()  # interrupted; state files are whole at any moment, so this is safe
+        os._exit(0)

@@ -1,0 +1,174 @@
+"""A server in this process and client processes beside it, all on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from ..config import RunConfig
+from ..engines.stream import Roster
+from ..errors import RunError
+from ..metrics import RoundRecord
+from ..runs import Listener, Result
+from .leash import Leash
+from .server import serve
+
+_HOST = "127.0.0.1"
+_GRACE_SECONDS = 10.0
+_TAIL_LINES = 5
+
+
+def launch(
+    config: RunConfig,
+    client_arguments: Sequence[str],
+    *,
+    num_processes: int,
+    folder: Path,
+    listener: Listener,
+    roster: Roster,
+    resume: Path | None = None,
+) -> Result:
+    """Run a federation of processes; `client_arguments` give clients the same configuration.
+
+    Logs go to `folder`/logs and client states to `folder`/state. No process stays behind.
+    """
+    clients = ClientProcesses(config, client_arguments, num_processes, folder)
+    with clients:
+        return serve(
+            config,
+            f"{_HOST}:0",
+            tls=None,
+            listener=_Watched(listener, clients),
+            roster=roster,
+            resume=resume,
+            on_listening=clients.start,
+            while_waiting=clients.require_alive,
+        )
+
+
+class ClientProcesses:
+    """The client processes of a launch, their logs and their end."""
+
+    def __init__(
+        self, config: RunConfig, arguments: Sequence[str], num_processes: int, folder: Path
+    ) -> None:
+        self._config, self._arguments = config, list(arguments)
+        self._num_processes, self._folder = num_processes, folder
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._readers: list[threading.Thread] = []
+        self._leash = Leash()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def start(self, port: int) -> None:
+        """Start all processes, each with its share of the clients, GPUs and CPU threads."""
+        logs = self._folder / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        for number, ids in enumerate(
+            _shares(self._config.federation.num_clients, self._num_processes)
+        ):
+            process = subprocess.Popen(
+                self._command(ids, port),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=os.environ | self._leash.environment | self._environment(number),
+                pass_fds=self._leash.pass_fds,
+                start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends the rest
+            )
+            self._processes[ids] = process
+            log = logs / f"clients-{ids}.log"
+            reader = threading.Thread(target=_copy, args=(process.stdout, log, ids), daemon=True)
+            reader.start()
+            self._readers.append(reader)
+
+    def _command(self, ids: str, port: int) -> list[str]:
+        address, state = f"{_HOST}:{port}", str(self._folder / "state")
+        own = ["--server", address, "--client-ids", ids, "--state-dir", state, "--insecure"]
+        return [sys.executable, "-m", "fedopt_flwr", "client", *self._arguments, *own]
+
+    def _environment(self, number: int) -> dict[str, str]:
+        import torch
+
+        threads = str(self._config.training.threads)
+        own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+        if len(gpus) > 1 and self._config.training.device in ("auto", "cuda"):
+            own["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+        return own
+
+    def require_alive(self) -> None:
+        """Raise RunError with the end of its log if a process ended; before round 1 all count."""
+        for ids, process in self._processes.items():
+            if process.poll() is not None:
+                raise RunError(self._obituary(ids, process))
+
+    def require_any_alive(self) -> None:
+        """Raise RunError if no process is left: nobody would ever answer."""
+        if all(process.poll() is not None for process in self._processes.values()):
+            raise RunError(self._obituary(*next(iter(self._processes.items()))))
+
+    def _obituary(self, ids: str, process: subprocess.Popen[str]) -> str:
+        for reader in self._readers:
+            reader.join(1)
+        log = self._folder / "logs" / f"clients-{ids}.log"
+        tail = log.read_text(encoding="utf-8").splitlines()[-_TAIL_LINES:] if log.exists() else []
+        text = f"the process of clients {ids} ended with code {process.returncode}; its log {log}"
+        return "\n".join([f"{text} ends:", *tail])
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for those that the server sent home; stop the others."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        if kind is not None:
+            for process in self._processes.values():
+                process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._leash.release()
+        for reader in self._readers:
+            reader.join(1)
+
+
+class _Watched:
+    """Passes on what happens, and ends a run that has lost all its client processes."""
+
+    def __init__(self, listener: Listener, clients: ClientProcesses) -> None:
+        self.on_start, self._on_round = listener.on_start, listener.on_round
+        self._clients = clients
+
+    def on_round(self, record: RoundRecord) -> None:
+        self._on_round(record)
+        if record.failures:
+            self._clients.require_any_alive()
+
+
+def _shares(num_clients: int, num_processes: int) -> list[str]:
+    """Divide 0..N-1 into ranges, one a process, as `--client-ids` takes them."""
+    cuts = [num_clients * i // num_processes for i in range(num_processes + 1)]
+    ranges = [(low, high - 1) for low, high in zip(cuts, cuts[1:], strict=False)]
+    return [str(low) if low == high else f"{low}-{high}" for low, high in ranges]
+
+
+def _copy(stream: IO[str], log: Path, ids: str) -> None:
+    with log.open("a", encoding="utf-8", buffering=1) as file:
+        for line in stream:
+            file.write(f"{time.strftime('%H:%M:%S')} [clients {ids}] {line}")

@@ -1,0 +1,18 @@
+"""Flower's bidirectional gRPC stream: long-lived processes on one machine or many."""
+
+from __future__ import annotations
+
+from .client import Server, StreamClient
+from .roster import Presence, Roster
+from .server import run_on_streams
+from .tls import ClientTls, ServerTls
+
+__all__ = [
+    "ClientTls",
+    "Presence",
+    "Roster",
+    "Server",
+    "ServerTls",
+    "StreamClient",
+    "run_on_streams",
+]

@@ -1,0 +1,185 @@
+"""The client end: one stream to the server, opened again whenever it is lost.
+
+Flower's `start_client` ends at the first exception, timed-out round or lost connection. This loop
+answers an exception with its text and comes back after everything else, except what no waiting can
+mend: a refused id or certificate.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import grpc
+from flwr.client import NumPyClient
+from flwr.common import (
+    Code,
+    FitRes,
+    GetPropertiesRes,
+    Parameters,
+    Status,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
+from flwr.common.serde import (
+    fit_ins_from_proto,
+    fit_res_to_proto,
+    get_properties_ins_from_proto,
+    get_properties_res_to_proto,
+)
+from flwr.proto.transport_pb2 import ClientMessage, Reason, ServerMessage
+from flwr.proto.transport_pb2_grpc import FlowerServiceStub
+
+from ...algorithm import ClientId
+from ...errors import ConfigError, FedoptError, RunError
+from ...seeding import derive
+from .protocol import CLAIM_KEY, LARGEST_MESSAGE, Claim, channel_options
+from .tls import ClientTls, explain
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 10.0
+_FINAL = {  # refusals that stay the same however often one asks
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+_OK = Status(Code.OK, "")
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where the server is and how to speak to it; `tls` None is plain text."""
+
+    address: str
+    tls: ClientTls | None
+    keep_alive_seconds: float
+
+
+class StreamClient:
+    """Serves one client id until the server sends it home or `stop` is called."""
+
+    def __init__(
+        self,
+        client_id: ClientId,
+        client: NumPyClient,
+        server: Server,
+        say: Callable[[str], None],
+    ) -> None:
+        self._client_id, self._client, self._server = client_id, client, server
+        self._say = lambda text: say(f"client {client_id}: {text}")
+        self._stopped = threading.Event()
+        self._call: grpc.Call | None = None
+        self._was_connected = False
+        self._own_error: FedoptError | None = None
+
+    def stop(self) -> None:
+        """Leave at once; a training that is under way ends unheard."""
+        self._stopped.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    def run(self) -> None:
+        """Serve; FedoptError says why going on is of no use."""
+        jitter = random.Random(derive(0, "reconnect", self._client_id))
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._stopped.is_set():
+            self._was_connected = False
+            try:
+                if self._serve_once():
+                    return
+                reason = "the stream ended"
+            except grpc.RpcError as error:
+                reason = self._reason(error)
+            if self._own_error is not None:
+                raise self._own_error
+            if self._was_connected:
+                pause = _FIRST_PAUSE_SECONDS
+            seconds = pause * (0.5 + jitter.random())  # so that a crowd does not return as one
+            if not self._stopped.is_set():
+                self._say(f"{reason}; next attempt in {seconds:.1f} s")
+            self._stopped.wait(seconds)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _serve_once(self) -> bool:
+        """Open one stream and answer until it ends; return whether the server said goodbye."""
+        options = channel_options(self._server.keep_alive_seconds, LARGEST_MESSAGE)
+        address, tls = self._server.address, self._server.tls
+        channel = (
+            grpc.insecure_channel(address, options)
+            if tls is None
+            else grpc.secure_channel(address, tls.credentials(), options)
+        )
+        answers: queue.SimpleQueue[ClientMessage | None] = queue.SimpleQueue()
+        metadata = ((CLAIM_KEY, Claim(self._client_id).to_bytes()),)
+        with channel:
+            try:
+                call = FlowerServiceStub(channel).Join(iter(answers.get, None), metadata=metadata)
+                self._call = call
+                if self._stopped.is_set():
+                    return True
+                return self._answer_all(call, answers)
+            finally:
+                self._call = None
+                answers.put(None)  # ends gRPC's thread that waits for the next answer
+
+    def _answer_all(
+        self, call: Iterator[ServerMessage], answers: queue.SimpleQueue[ClientMessage | None]
+    ) -> bool:
+        for message in call:
+            if not self._was_connected:
+                self._was_connected = True
+                self._say(f"connected to {self._server.address}")
+            answers.put(self._answer(message))
+            if message.WhichOneof("msg") == "reconnect_ins":
+                self._say("the server says goodbye")
+                for _ in call:  # until the answer has arrived
+                    pass
+                return True
+        return False
+
+    def _answer(self, message: ServerMessage) -> ClientMessage:
+        kind = message.WhichOneof("msg")
+        if kind == "fit_ins":
+            return ClientMessage(fit_res=fit_res_to_proto(self._fit(message)))
+        if kind == "get_properties_ins":
+            reply = get_properties_res_to_proto(self._introduce(message))
+            return ClientMessage(get_properties_res=reply)
+        return ClientMessage(disconnect_res=ClientMessage.DisconnectRes(reason=Reason.ACK))
+
+    def _introduce(self, message: ServerMessage) -> GetPropertiesRes:
+        try:
+            config = get_properties_ins_from_proto(message.get_properties_ins).config
+            return GetPropertiesRes(_OK, self._client.get_properties(config))
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            self._own_error = error if isinstance(error, FedoptError) else RunError(text)
+            return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, text), {})
+
+    def _fit(self, message: ServerMessage) -> FitRes:
+        try:
+            ins = fit_ins_from_proto(message.fit_ins)
+            arrays, count, report = self._client.fit(
+                parameters_to_ndarrays(ins.parameters), ins.config
+            )
+            result = FitRes(_OK, ndarrays_to_parameters(arrays), count, report)
+        except Exception as error:
+            status = Status(Code.FIT_NOT_IMPLEMENTED, f"{type(error).__name__}: {error}")
+            return FitRes(status, Parameters([], ""), 0, {})
+        outcome = f"failed: {report['error']!s}" if "error" in report else f"{count} examples"
+        self._say(f"round {ins.config.get('round')!s}: {outcome}")
+        return result
+
+    def _reason(self, error: grpc.RpcError) -> str:
+        """Say why a stream was lost; raise where coming back is of no use."""
+        code, details = error.code(), error.details() or ""
+        who = f"client {self._client_id}: the server at {self._server.address}"
+        if code in _FINAL:
+            raise ConfigError(f"{who} refuses it: {details}")
+        if code == grpc.StatusCode.UNAVAILABLE and not self._was_connected:
+            problem = explain(self._server.address, self._server.tls)
+            if problem is not None:
+                raise ConfigError(f"{who} cannot be used: {problem}")
+        return f"{code.name.lower().replace('_', ' ')}: {details.partition(chr(10))[0]}"

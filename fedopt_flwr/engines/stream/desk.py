@@ -1,0 +1,150 @@
+"""Who may join: one connection for each client id, tied to its certificate."""
+
+from __future__ import annotations
+
+import threading
+from concurrent import futures
+from typing import Any
+
+import grpc
+from flwr.common import Code, GetPropertiesIns
+from flwr.server import SimpleClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
+
+from ...algorithm import ClientId
+from ...client_ids import certificate_covers
+from ...config import RunConfig
+from .protocol import CLAIM_KEY, Claim
+from .proxy import Seat, StreamProxy
+from .roster import Roster
+
+_FAREWELL_SECONDS = 5.0
+
+
+class Refused(Exception):
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Desk(SimpleClientManager):
+    """Lets clients in. Flower sees a client only once it has said who it is and what it holds."""
+
+    def __init__(self, config: RunConfig, roster: Roster, *, certified: bool) -> None:
+        super().__init__()
+        self._federation, self._keep_alive = config.federation, config.transport.keep_alive_seconds
+        self._roster, self._certified = roster, certified
+        self._lock_seats = threading.Lock()
+        self._seats: dict[ClientId, Seat] = {}
+        self.closed = False
+
+    def seat(self, context: grpc.ServicerContext) -> Seat:
+        """Give the caller the id that it claims, or raise Refused."""
+        claimed = dict(context.invocation_metadata()).get(CLAIM_KEY, b"")
+        try:
+            client_id = Claim.from_bytes(claimed).client_id
+        except ValueError as error:
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        names = [n.decode() for n in context.auth_context().get("x509_common_name", [])]
+        if self._certified and not any(certificate_covers(name, client_id) for name in names):
+            reason = (
+                f"client {client_id}: this certificate is for {', '.join(names) or 'nobody'}; use "
+                f"the one made by `fedopt certs client {client_id}`"
+            )
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
+        with self._lock_seats:
+            self._require_place(client_id)
+            seat = Seat(client_id, context.peer())
+            self._seats[client_id] = seat
+        self._roster.joining(client_id, seat.peer)
+        return seat
+
+    def _require_place(self, client_id: ClientId) -> None:
+        count = self._federation.num_clients
+        if self.closed:
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "the run is over")
+        if client_id in self._seats:
+            reason = (
+                f"client {client_id}: is connected from {self._seats[client_id].peer}; a second "
+                f"one of that id must wait until the first is gone or was silent for "
+                f"{self._keep_alive:g} s"
+            )
+            raise Refused(grpc.StatusCode.ALREADY_EXISTS, reason)
+        if isinstance(client_id, int) and not 0 <= client_id < count:
+            reason = f"client {client_id}: must be between 0 and {count - 1}; the run has {count}"
+            raise Refused(grpc.StatusCode.OUT_OF_RANGE, reason)
+        kinds = {type(i) for i in self._seats}
+        if kinds and type(client_id) not in kinds:
+            reason = (
+                f"client {client_id}: numbers and names do not mix; others are {[*self._seats]}"
+            )
+            raise Refused(grpc.StatusCode.OUT_OF_RANGE, reason)
+        if len(self._seats) >= count:
+            reason = f"client {client_id}: all {count} places are taken by {[*self._seats]}"
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+
+    def register(self, client: ClientProxy) -> bool:
+        """Flower's servicer calls this when a stream is open: now the client introduces itself."""
+        if isinstance(client, StreamProxy):
+            client.seat.proxy = client
+            threading.Thread(target=self._introduce, args=(client,), daemon=True).start()
+        return True
+
+    def _introduce(self, proxy: StreamProxy) -> None:
+        client_id = proxy.seat.client_id
+        federation = self._federation
+        facts: dict[str, Any] = {"num_clients": federation.num_clients, "seed": federation.seed}
+        try:
+            answer = proxy.introduce(GetPropertiesIns(facts), federation.start_timeout)
+        except GrpcBridgeClosed:
+            return
+        count = answer.properties.get("num_examples")
+        if answer.status.code != Code.OK:
+            problem = answer.status.message
+        elif answer.properties.get("client_id") != client_id:
+            problem = f"it then called itself {answer.properties.get('client_id')!r}"
+        elif not isinstance(count, int) or count < 1:
+            problem = f"it has {count!r} examples; every client needs at least one"
+        else:
+            self._roster.ready(client_id, count)
+            super().register(proxy)
+            if proxy.seat.left:  # while it was introduced
+                super().unregister(proxy)
+            return
+        self._roster.refused(f"client {client_id}", problem)
+        proxy.bridge.close()
+
+    def unregister(self, client: ClientProxy) -> None:
+        """Flower's servicer calls this when a stream ends; `free` has done the work by then."""
+
+    def free(self, seat: Seat) -> None:
+        """Forget a connection that is over."""
+        with self._lock_seats:
+            if seat.left:
+                return
+            seat.left = True
+            del self._seats[seat.client_id]
+        seat.turn.release()
+        if seat.proxy is not None:
+            seat.proxy.bridge.close()
+            super().unregister(seat.proxy)
+        if not self.closed:
+            self._roster.away(seat.client_id)
+
+    def dismiss(self) -> None:
+        """Tell all clients to leave, and take in no more."""
+        self.closed = True
+        with self._lock_seats:
+            proxies = [seat.proxy for seat in self._seats.values() if seat.proxy is not None]
+        if proxies:
+            with futures.ThreadPoolExecutor(len(proxies)) as pool:
+                list(pool.map(lambda proxy: proxy.leave(_FAREWELL_SECONDS), proxies))
+
+    def abandon(self) -> None:
+        """Close all connections, whatever they are doing; who waits for an answer hears of it."""
+        self.closed = True
+        with self._lock_seats:
+            proxies = [seat.proxy for seat in self._seats.values() if seat.proxy is not None]
+        for proxy in proxies:
+            proxy.bridge.close()

@@ -1,0 +1,136 @@
+"""One connected client as Flower's loop sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.common import (
+    Code,
+    FitIns,
+    FitRes,
+    GetPropertiesIns,
+    GetPropertiesRes,
+    Parameters,
+    ReconnectIns,
+    Status,
+)
+from flwr.common.serde import (
+    fit_res_from_proto,
+    get_properties_ins_to_proto,
+    get_properties_res_from_proto,
+    metrics_to_proto,
+    parameters_to_proto,
+    reconnect_ins_to_proto,
+)
+from flwr.proto.transport_pb2 import ClientMessage, ServerMessage
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import (
+    GrpcBridge,
+    GrpcBridgeClosed,
+    InsWrapper,
+)
+
+from ...algorithm import ClientId
+from ...errors import RunError
+from .roster import Roster
+
+
+@dataclass
+class Seat:
+    """A connection whose claim to an id was accepted."""
+
+    client_id: ClientId
+    peer: str
+    proxy: StreamProxy | None = None
+    left: bool = False
+    turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+
+class Arrays:
+    """Serialises a round's arrays once for all its clients.
+
+    Protocol buffers merge a message that is split in two: bytes with the arrays, the same for all,
+    followed by bytes with one client's instruction, are one valid message.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parameters: Parameters | None = None
+        self._bytes = b""
+
+    def message(self, ins: FitIns) -> bytes:
+        with self._lock:
+            if ins.parameters is not self._parameters:
+                arrays = ServerMessage.FitIns(parameters=parameters_to_proto(ins.parameters))
+                self._bytes = ServerMessage(fit_ins=arrays).SerializeToString()
+                self._parameters = ins.parameters
+            shared = self._bytes
+        own = ServerMessage.FitIns(config=metrics_to_proto(ins.config))
+        return shared + bytes(ServerMessage(fit_ins=own).SerializeToString())
+
+
+class StreamProxy(ClientProxy):
+    """Flower's view of one connected client."""
+
+    def __init__(
+        self, cid: str, bridge: GrpcBridge, seat: Seat, arrays: Arrays, roster: Roster
+    ) -> None:
+        super().__init__(cid)
+        self.bridge, self.seat = bridge, seat
+        self._arrays, self._roster = arrays, roster
+        self._properties: GetPropertiesRes | None = None
+
+    def _request(self, message: ServerMessage | bytes, timeout: float | None) -> ClientMessage:
+        self.seat.turn.release()
+        wrapper = InsWrapper(message, timeout)  # type: ignore[arg-type]  # bytes pass through
+        return self.bridge.request(wrapper).client_message
+
+    def introduce(self, ins: GetPropertiesIns, timeout: float) -> GetPropertiesRes:
+        """Ask the client who it is; the answer is what `get_properties` returns from then on."""
+        message = ServerMessage(get_properties_ins=get_properties_ins_to_proto(ins))
+        answer = self._request(message, timeout)
+        self._properties = get_properties_res_from_proto(answer.get_properties_res)
+        return self._properties
+
+    def get_properties(
+        self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None
+    ) -> GetPropertiesRes:
+        if self._properties is None:
+            raise RunError(f"client {self.seat.client_id}: has not introduced itself")
+        return self._properties
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        client_id, started = self.seat.client_id, time.monotonic()
+        self._roster.asked(client_id, int(ins.config["round"]))
+        try:
+            answer = self._request(self._arrays.message(ins), timeout)
+            result = fit_res_from_proto(answer.fit_res)
+        except GrpcBridgeClosed:
+            result = _lost(time.monotonic() - started, timeout)
+        note = str(result.metrics.get("error", "")) or result.status.message
+        self._roster.answered(client_id, time.monotonic() - started, note)
+        return result
+
+    def leave(self, timeout: float) -> None:
+        """Tell the client that it is no longer needed."""
+        ins = reconnect_ins_to_proto(ReconnectIns(seconds=None))
+        with contextlib.suppress(GrpcBridgeClosed, ValueError):  # gone, or still at work
+            self._request(ServerMessage(reconnect_ins=ins), timeout)
+
+    def _not_asked(self, *arguments: object, **options: object) -> Any:
+        raise RuntimeError("the strategy never asks this of a client on a stream")
+
+    get_parameters = evaluate = reconnect = _not_asked
+
+
+def _lost(seconds: float, timeout: float | None) -> FitRes:
+    if timeout is not None and seconds >= timeout:
+        text = f"no answer within {timeout:g} s (federation.round_timeout); connection closed"
+    else:
+        text = f"connection lost {seconds:.1f} s after it was asked"
+    status = Status(Code.FIT_NOT_IMPLEMENTED, text)
+    return FitRes(status, Parameters([], ""), 0, {})

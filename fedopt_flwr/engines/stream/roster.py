@@ -1,0 +1,60 @@
+"""Which clients are there and what each does: written by the stream server, shown by the CLI."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ...algorithm import ClientId
+
+
+@dataclass(frozen=True)
+class Presence:
+    """One client as the server sees it."""
+
+    state: str = "away"  # away, joining, ready, training
+    peer: str = ""
+    num_examples: int | None = None
+    round: int | None = None  # in which it was last asked
+    seconds: float | None = None  # of its last answer, from the question on
+    note: str = ""  # what went wrong last
+
+
+class Roster:
+    """A client's `Presence` by its id. Every change of weight is also said as a line of text."""
+
+    def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
+        self._say, self._lock = say, threading.Lock()
+        self._clients: dict[ClientId, Presence] = {}
+
+    def clients(self) -> dict[ClientId, Presence]:
+        """Return a copy, in the order of ids."""
+        with self._lock:
+            return dict(sorted(self._clients.items(), key=lambda item: item[0]))
+
+    def joining(self, client_id: ClientId, peer: str) -> None:
+        self._change(client_id, state="joining", peer=peer, note="")
+
+    def ready(self, client_id: ClientId, num_examples: int) -> None:
+        self._change(client_id, state="ready", num_examples=num_examples)
+        self._say(f"client {client_id}: joined with {num_examples} examples")
+
+    def away(self, client_id: ClientId) -> None:
+        self._change(client_id, state="away")
+        self._say(f"client {client_id}: left")
+
+    def asked(self, client_id: ClientId, round_number: int) -> None:
+        self._change(client_id, state="training", round=round_number, seconds=None)
+
+    def answered(self, client_id: ClientId, seconds: float, note: str) -> None:
+        state = "ready" if self._clients[client_id].state == "training" else "away"
+        self._change(client_id, state=state, seconds=seconds, note=note)
+
+    def refused(self, who: str, reason: str) -> None:
+        self._say(f"{who}: refused: {reason}")
+
+    def _change(self, client_id: ClientId, **changes: object) -> None:
+        with self._lock:
+            known = self._clients.get(client_id, Presence())
+            self._clients[client_id] = replace(known, **changes)  # type: ignore[arg-type]
