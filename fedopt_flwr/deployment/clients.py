@@ -17,6 +17,7 @@ from flwr.client import NumPyClient
 from ..algorithm import ClientId
 from ..config import RunConfig
 from ..data import ClientData, load_client_data
+from ..engines.memory import keep_freed_memory
 from ..engines.stream import Server, StreamClient
 from ..errors import FedoptError, MessageError
 from ..experiment import pick_device
@@ -123,6 +124,7 @@ def serve_clients(
 
     SIGTERM and Ctrl-C leave at once: what is being trained is not waited for.
     """
+    keep_freed_memory()
     streams = [StreamClient(i, HostedClient(i, host), server, say) for i in client_ids]
     errors: list[FedoptError] = []
 

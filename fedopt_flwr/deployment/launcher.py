@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -164,7 +165,7 @@ class _Watched:
 def _shares(num_clients: int, num_processes: int) -> list[str]:
     """Divide 0..N-1 into ranges, one a process, as `--client-ids` takes them."""
     cuts = [num_clients * i // num_processes for i in range(num_processes + 1)]
-    ranges = [(low, high - 1) for low, high in zip(cuts, cuts[1:], strict=False)]
+    ranges = [(low, high - 1) for low, high in pairwise(cuts)]
     return [str(low) if low == high else f"{low}-{high}" for low, high in ranges]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..config import RunConfig
 from ..data import load_test_data
+from ..engines.memory import keep_freed_memory
 from ..engines.stream import Roster, ServerTls, run_on_streams
 from ..experiment import Experiment
 from ..flower.sizes import require_messages_fit
@@ -29,6 +30,7 @@ def serve(
     `resume` is the directory of a run that stopped: `config` then only says how to listen.
     `while_waiting` is called while clients are missing and may raise to give up.
     """
+    keep_freed_memory()
     checkpoint = None
     if resume is not None:
         earlier, checkpoint = read_run(resume)

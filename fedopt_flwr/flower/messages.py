@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -10,7 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from flwr.common import Parameters, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import Parameters, ndarrays_to_parameters
+from numpy.lib import format as npy
 from torch import Tensor
 
 from ..errors import MessageError
@@ -19,6 +21,7 @@ Scalar = bool | bytes | float | int | str
 Phase = Literal["start", "train"]
 
 IN_MEMORY = "memory"  # tensor_type of Parameters whose arrays were never turned into bytes
+_LONGEST_HEADER = 4096  # bytes; plain arrays have 128
 NEVER = -1  # state version of a client whose reply was never counted
 
 
@@ -78,7 +81,22 @@ def to_arrays(parameters: Parameters) -> list[np.ndarray]:
     """Return the arrays of Parameters, whether they were encoded or not."""
     if parameters.tensor_type == IN_MEMORY:
         return list(parameters.tensors)  # type: ignore[arg-type]
-    return parameters_to_ndarrays(parameters)
+    return [_to_array(data) for data in parameters.tensors]
+
+
+def _to_array(data: bytes) -> np.ndarray:
+    """Read what `ndarrays_to_parameters` wrote (NumPy's .npy format) without a copy.
+
+    Raises ValueError for anything else, before memory is set aside for what a header promises.
+    """
+    header = io.BytesIO(data[:_LONGEST_HEADER])
+    version = npy.read_magic(header)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, is_fortran, dtype = read(header)
+    body = memoryview(data)[header.tell() :]
+    if dtype.hasobject or len(body) != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"{len(body)} bytes do not hold shape {shape} of {dtype}")
+    return np.frombuffer(body, dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
 @lru_cache(maxsize=64)

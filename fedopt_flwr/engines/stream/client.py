@@ -22,7 +22,6 @@ from flwr.common import (
     Parameters,
     Status,
     ndarrays_to_parameters,
-    parameters_to_ndarrays,
 )
 from flwr.common.serde import (
     fit_ins_from_proto,
@@ -35,6 +34,7 @@ from flwr.proto.transport_pb2_grpc import FlowerServiceStub
 
 from ...algorithm import ClientId
 from ...errors import ConfigError, FedoptError, RunError
+from ...flower.messages import to_arrays
 from ...seeding import derive
 from .protocol import CLAIM_KEY, LARGEST_MESSAGE, Claim, channel_options
 from .tls import ClientTls, explain
@@ -161,9 +161,7 @@ class StreamClient:
     def _fit(self, message: ServerMessage) -> FitRes:
         try:
             ins = fit_ins_from_proto(message.fit_ins)
-            arrays, count, report = self._client.fit(
-                parameters_to_ndarrays(ins.parameters), ins.config
-            )
+            arrays, count, report = self._client.fit(to_arrays(ins.parameters), ins.config)
             result = FitRes(_OK, ndarrays_to_parameters(arrays), count, report)
         except Exception as error:
             status = Status(Code.FIT_NOT_IMPLEMENTED, f"{type(error).__name__}: {error}")

@@ -40,6 +40,21 @@ from .roster import Roster
 
 
 @dataclass
+class Letter:
+    """A serialised message, taken out once.
+
+    gRPC and Flower's servicer refer to what they carried last until the next message comes. Of an
+    empty letter that costs nothing; of a hundred clients' models it would be most of the memory.
+    """
+
+    contents: bytes
+
+    def take(self) -> bytes:
+        contents, self.contents = self.contents, b""
+        return contents
+
+
+@dataclass
 class Seat:
     """A connection whose claim to an id was accepted."""
 
@@ -84,15 +99,18 @@ class StreamProxy(ClientProxy):
         self._arrays, self._roster = arrays, roster
         self._properties: GetPropertiesRes | None = None
 
-    def _request(self, message: ServerMessage | bytes, timeout: float | None) -> ClientMessage:
+    def _request(self, message: bytes, timeout: float | None) -> ClientMessage:
+        """Send one message and wait for its answer; Flower's servicer carries both as letters."""
         self.seat.turn.release()
-        wrapper = InsWrapper(message, timeout)  # type: ignore[arg-type]  # bytes pass through
-        return self.bridge.request(wrapper).client_message
+        letter = InsWrapper(Letter(message), timeout)  # type: ignore[arg-type]
+        answer = self.bridge.request(letter).client_message.take()
+        parsed: ClientMessage = ClientMessage.FromString(answer)
+        return parsed
 
     def introduce(self, ins: GetPropertiesIns, timeout: float) -> GetPropertiesRes:
         """Ask the client who it is; the answer is what `get_properties` returns from then on."""
         message = ServerMessage(get_properties_ins=get_properties_ins_to_proto(ins))
-        answer = self._request(message, timeout)
+        answer = self._request(message.SerializeToString(), timeout)
         self._properties = get_properties_res_from_proto(answer.get_properties_res)
         return self._properties
 
@@ -110,7 +128,9 @@ class StreamProxy(ClientProxy):
             answer = self._request(self._arrays.message(ins), timeout)
             result = fit_res_from_proto(answer.fit_res)
         except GrpcBridgeClosed:
-            result = _lost(time.monotonic() - started, timeout)
+            result = _failed(_loss(time.monotonic() - started, timeout))
+        except Exception as error:  # the library of protocol buffers and Flower raise many kinds
+            result = _failed(f"sent a message that cannot be read: {error}")
         note = str(result.metrics.get("error", "")) or result.status.message
         self._roster.answered(client_id, time.monotonic() - started, note)
         return result
@@ -119,7 +139,7 @@ class StreamProxy(ClientProxy):
         """Tell the client that it is no longer needed."""
         ins = reconnect_ins_to_proto(ReconnectIns(seconds=None))
         with contextlib.suppress(GrpcBridgeClosed, ValueError):  # gone, or still at work
-            self._request(ServerMessage(reconnect_ins=ins), timeout)
+            self._request(ServerMessage(reconnect_ins=ins).SerializeToString(), timeout)
 
     def _not_asked(self, *arguments: object, **options: object) -> Any:
         raise RuntimeError("the strategy never asks this of a client on a stream")
@@ -127,10 +147,11 @@ class StreamProxy(ClientProxy):
     get_parameters = evaluate = reconnect = _not_asked
 
 
-def _lost(seconds: float, timeout: float | None) -> FitRes:
+def _loss(seconds: float, timeout: float | None) -> str:
     if timeout is not None and seconds >= timeout:
-        text = f"no answer within {timeout:g} s (federation.round_timeout); connection closed"
-    else:
-        text = f"connection lost {seconds:.1f} s after it was asked"
-    status = Status(Code.FIT_NOT_IMPLEMENTED, text)
-    return FitRes(status, Parameters([], ""), 0, {})
+        return f"no answer within {timeout:g} s (federation.round_timeout); connection closed"
+    return f"connection lost {seconds:.1f} s after it was asked"
+
+
+def _failed(text: str) -> FitRes:
+    return FitRes(Status(Code.FIT_NOT_IMPLEMENTED, text), Parameters([], ""), 0, {})

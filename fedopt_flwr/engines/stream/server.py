@@ -16,7 +16,6 @@ from concurrent import futures
 
 import grpc
 import torch
-from flwr.proto.transport_pb2 import ClientMessage, ServerMessage
 from flwr.server.superlink.fleet.grpc_bidi.flower_service_servicer import FlowerServiceServicer
 from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
 
@@ -26,7 +25,7 @@ from ...flower import FederatedStrategy
 from ..lean import LeanServer
 from .desk import Desk, Refused
 from .protocol import MIB, SERVICE, channel_options
-from .proxy import Arrays, Seat, StreamProxy
+from .proxy import Arrays, Letter, Seat, StreamProxy
 from .roster import Roster
 from .tls import HandshakeLog, ServerTls
 
@@ -101,11 +100,7 @@ def _listen(
         handlers=(
             grpc.method_handlers_generic_handler(
                 SERVICE,
-                {
-                    "Join": grpc.stream_stream_rpc_method_handler(
-                        servicer.join, ClientMessage.FromString, _as_bytes
-                    )
-                },
+                {"Join": grpc.stream_stream_rpc_method_handler(servicer.join, Letter, Letter.take)},
             ),
         ),
         options=channel_options(transport.keep_alive_seconds, transport.max_message_mb * MIB),
@@ -128,9 +123,7 @@ class _Servicer:
     def __init__(self, desk: Desk, roster: Roster) -> None:
         self._desk, self._roster, self._arrays = desk, roster, Arrays()
 
-    def join(
-        self, messages: Iterator[ClientMessage], context: grpc.ServicerContext
-    ) -> Iterator[ServerMessage]:
+    def join(self, messages: Iterator[Letter], context: grpc.ServicerContext) -> Iterator[Letter]:
         try:
             seat = self._desk.seat(context)
         except Refused as refusal:
@@ -146,10 +139,10 @@ class _Servicer:
             ),
         )
         with contextlib.suppress(GrpcBridgeClosed):
-            yield from flower.Join(_in_turn(messages, seat), context)
+            yield from flower.Join(_in_turn(messages, seat), context)  # type: ignore[arg-type]
 
 
-def _in_turn(messages: Iterator[ClientMessage], seat: Seat) -> Iterator[ClientMessage]:
+def _in_turn(messages: Iterator[Letter], seat: Seat) -> Iterator[Letter]:
     """Take one message a question: what a client sends unasked stays in the network's buffers."""
     while True:
         seat.turn.acquire()
@@ -157,7 +150,3 @@ def _in_turn(messages: Iterator[ClientMessage], seat: Seat) -> Iterator[ClientMe
         if message is None:
             return
         yield message
-
-
-def _as_bytes(message: ServerMessage | bytes) -> bytes:
-    return message if isinstance(message, bytes) else message.SerializeToString()
