@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +71,8 @@ def _checked(
         loss, seconds = float(report["loss"]), float(report["client_seconds"])
     except (KeyError, TypeError, ValueError) as error:
         raise MessageError(f"{sender}: report {report} lacks loss or client_seconds") from error
+    if not (math.isfinite(loss) and math.isfinite(seconds)):
+        raise MessageError(f"{sender}: reported loss {loss} and client_seconds {seconds}")
     return Upload(tensors, loss, seconds)
 
 

@@ -1,0 +1,165 @@
+"""A server on a real socket in a thread of the test, and clients that speak to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from flwr.client import NumPyClient
+
+from fedopt_flwr import RunConfig
+from fedopt_flwr.deployment.clients import ClientHost, HostedClient
+from fedopt_flwr.deployment.server import serve
+from fedopt_flwr.engines.stream import ClientTls, Roster, Server, ServerTls, StreamClient
+from fedopt_flwr.errors import FedoptError
+from fedopt_flwr.metrics import RoundRecord
+from fedopt_flwr.runs import Result, Silent
+
+PATIENCE = 60.0  # seconds; only a broken test waits so long
+
+
+class Lines:
+    """What was said, by several threads, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._lines: list[str] = []
+
+    def __call__(self, text: str) -> None:
+        with self._changed:
+            self._lines.append(text)
+            self._changed.notify_all()
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines)
+
+    def wait_for(self, part: str) -> str:
+        def find() -> str | None:
+            return next((line for line in self._lines if part in line), None)
+
+        with self._changed:
+            assert self._changed.wait_for(lambda: find() is not None, PATIENCE), (
+                f"{part!r} was never said; but:\n{self}"
+            )
+            return find() or ""
+
+
+class ServerThread:
+    """`serve` in a thread; `result` waits for its end and raises what it raised."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        *,
+        tls: ServerTls | None = None,
+        on_round: Callable[[RoundRecord], None] = lambda record: None,
+    ) -> None:
+        self.config, self.said, self._tls = RunConfig(**config), Lines(), tls
+        self.records: list[RoundRecord] = []
+        self.roster = Roster(self.said)
+        self.port = 0
+        self._on_round, self._listening = on_round, threading.Event()
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._listening.wait(PATIENCE)
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            return  # the thread ends with the tests; the failure is what counts
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), f"the server still runs; it said:\n{self.said}"
+
+    def _run(self) -> None:
+        listener = Silent()
+        listener.on_round = self._take  # type: ignore[method-assign]
+        try:
+            self._result = serve(
+                self.config,
+                "127.0.0.1:0",
+                tls=self._tls,
+                listener=listener,
+                roster=self.roster,
+                on_listening=self._hear_port,
+            )
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._listening.set()
+
+    def _hear_port(self, port: int) -> None:
+        self.port = port
+        self._listening.set()
+
+    def _take(self, record: RoundRecord) -> None:
+        self.records.append(record)
+        self._on_round(record)
+
+    def result(self) -> Result:
+        self._thread.join(PATIENCE)
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None, f"no result; the server said:\n{self.said}"
+        return self._result
+
+    @property
+    def errors(self) -> list[tuple[int, Any, str]]:
+        """(round, client, text) of all that was not counted."""
+        return [(r.round, e["client"], e["error"]) for r in self.records for e in r.errors]
+
+
+class ClientThread:
+    """One `StreamClient` in a thread, with what it said and the error that ended it."""
+
+    def __init__(
+        self,
+        server: ServerThread,
+        client_id: int | str,
+        state: Path,
+        *,
+        wrap: Callable[[NumPyClient], NumPyClient] = lambda client: client,
+        host: ClientHost | None = None,
+        tls: ClientTls | None = None,
+        port: int | None = None,
+    ) -> None:
+        host = host or ClientHost(server.config, [client_id], state)
+        address = f"localhost:{port or server.port}"
+        keep_alive = server.config.transport.keep_alive_seconds
+        self.said, self.error = Lines(), None
+        self.stream = StreamClient(
+            client_id,
+            wrap(HostedClient(client_id, host)),
+            Server(address, tls, keep_alive),
+            self.said,
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.stream.run()
+        except FedoptError as error:
+            self.error = error
+            self.said(f"ended: {error}")
+
+    def stop(self) -> None:
+        self.stream.stop()
+        self.join()
+
+    def join(self) -> None:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), f"the client still runs; it said:\n{self.said}"
+
+
+def hosted_clients(server: ServerThread, ids: Sequence[int], state: Path) -> list[ClientThread]:
+    """Clients that share one host, as `--client-ids` makes them."""
+    host = ClientHost(server.config, ids, state)
+    return [ClientThread(server, i, state, host=host) for i in ids]
