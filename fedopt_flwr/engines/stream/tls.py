@@ -126,14 +126,30 @@ def _handshake(connection: socket.socket, host: str, tls: ClientTls) -> str | No
         context.load_cert_chain(tls.certificate, tls.key)
     try:
         with context.wrap_socket(connection, server_hostname=host) as secure:
-            secure.recv(1)  # the server judges the client's certificate after the handshake
+            return None if _greets(secure) else _unwelcome(tls)
     except ssl.SSLCertVerificationError as error:
         if "ostname mismatch" in error.verify_message or "IP address mismatch" in str(error):
             return f"its certificate is not for {host!r}: {error.verify_message}"
         return plain_reason(error.verify_message)
     except ssl.SSLError as error:
         return plain_reason(f"{error.reason} {error}")
-    return None
+
+
+def _greets(secure: ssl.SSLSocket) -> bool:
+    """A server judges the client's certificate after the handshake; gRPC's then just hangs up."""
+    try:
+        return bool(secure.recv(1))
+    except ConnectionError:
+        return False
+
+
+def _unwelcome(tls: ClientTls) -> str:
+    if tls.certificate is None:
+        return "it wants a certificate: give --certificate and --key"
+    return (
+        f"it does not accept the certificate in {str(tls.certificate)!r}: that must be of the "
+        "server's CA and still be valid there"
+    )
 
 
 def plain_reason(text: str) -> str:
