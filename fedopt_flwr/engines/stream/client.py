@@ -36,7 +36,7 @@ from ...algorithm import ClientId
 from ...errors import ConfigError, FedoptError, RunError
 from ...flower.messages import to_arrays
 from ...seeding import derive
-from .protocol import CLAIM_KEY, LARGEST_MESSAGE, Claim, channel_options
+from .protocol import CLAIM_KEY, LARGEST_MESSAGE, RUN_IS_OVER, Claim, channel_options
 from .tls import ClientTls, explain
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 10.0
@@ -92,6 +92,9 @@ class StreamClient:
                     return
                 reason = "the stream ended"
             except grpc.RpcError as error:
+                if error.code() == RUN_IS_OVER:
+                    self._say(error.details())
+                    return
                 reason = self._reason(error)
             if self._own_error is not None:
                 raise self._own_error
@@ -134,8 +137,7 @@ class StreamClient:
                 self._say(f"connected to {self._server.address}")
             answers.put(self._answer(message))
             if message.WhichOneof("msg") == "reconnect_ins":
-                self._say("the server says goodbye")
-                for _ in call:  # until the answer has arrived
+                for _ in call:  # until the answer has arrived and the server ends the stream
                     pass
                 return True
         return False

@@ -37,7 +37,8 @@ class Desk(SimpleClientManager):
         self._roster, self._certified = roster, certified
         self._lock_seats = threading.Lock()
         self._seats: dict[ClientId, Seat] = {}
-        self.closed = False
+        self.closed = False  # takes in no more
+        self.finished = False  # because the run is over
 
     def seat(self, context: grpc.ServicerContext) -> Seat:
         """Give the caller the id that it claims, or raise Refused."""
@@ -63,7 +64,7 @@ class Desk(SimpleClientManager):
     def _require_place(self, client_id: ClientId) -> None:
         count = self._federation.num_clients
         if self.closed:
-            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "the run is over")
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "the server is about to end")
         if client_id in self._seats:
             reason = (
                 f"client {client_id}: is connected from {self._seats[client_id].peer}; a second "
@@ -134,7 +135,7 @@ class Desk(SimpleClientManager):
 
     def dismiss(self) -> None:
         """Tell all clients to leave, and take in no more."""
-        self.closed = True
+        self.closed = self.finished = True
         with self._lock_seats:
             proxies = [seat.proxy for seat in self._seats.values() if seat.proxy is not None]
         if proxies:

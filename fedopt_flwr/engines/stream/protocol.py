@@ -6,12 +6,14 @@ import json
 from dataclasses import dataclass
 from typing import Self
 
+import grpc
 from flwr.proto import transport_pb2
 
 from ...algorithm import ClientId
 
 SERVICE = transport_pb2.DESCRIPTOR.services_by_name["FlowerService"].full_name
 CLAIM_KEY = "fedopt-claim-bin"  # metadata of a Join call
+RUN_IS_OVER = grpc.StatusCode.FAILED_PRECONDITION  # ends a stream whose client may go home
 MIB = 1 << 20
 LARGEST_MESSAGE = 2**31 - 1  # bytes; gRPC's own limit
 
@@ -51,6 +53,7 @@ def channel_options(
         ("grpc.max_send_message_length", LARGEST_MESSAGE),
         ("grpc.keepalive_time_ms", half),
         ("grpc.keepalive_timeout_ms", half),
+        ("grpc.http2.ping_timeout_ms", half),  # of which gRPC waits a minute otherwise
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", min(half, 1000)),

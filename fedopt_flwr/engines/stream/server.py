@@ -24,7 +24,7 @@ from ...errors import ConfigError
 from ...flower import FederatedStrategy
 from ..lean import LeanServer
 from .desk import Desk, Refused
-from .protocol import MIB, SERVICE, channel_options
+from .protocol import MIB, RUN_IS_OVER, SERVICE, channel_options
 from .proxy import Arrays, Letter, Seat, StreamProxy
 from .roster import Roster
 from .tls import HandshakeLog, ServerTls
@@ -138,8 +138,10 @@ class _Servicer:
                 cid, bridge, seat, self._arrays, self._roster
             ),
         )
-        with contextlib.suppress(GrpcBridgeClosed):
+        with contextlib.suppress(GrpcBridgeClosed):  # the connection is lost, or closed by the desk
             yield from flower.Join(_in_turn(messages, seat), context)  # type: ignore[arg-type]
+        if self._desk.finished:
+            context.abort(RUN_IS_OVER, "the run is over")
 
 
 def _in_turn(messages: Iterator[Letter], seat: Seat) -> Iterator[Letter]:

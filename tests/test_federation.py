@@ -1,0 +1,373 @@
+"""Federations of real processes, and what happens to them when processes are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+
+from fedopt_flwr import RunConfig, simulate
+from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.flower import DiskStates
+from fedopt_flwr.outputs import RunDirectory
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:algorithm.momentum"),
+]
+PATIENCE = 90.0
+
+
+class Processes:
+    """`fedopt` processes of one test, each with a log; all are gone when the test ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._running = folder, []
+
+    def start(self, name: str, *arguments: object) -> Process:
+        log = self.folder / f"{name}.log"
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fedopt_flwr", *map(str, arguments)],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                env=os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+            )
+        self._running.append(process)
+        return Process(process, log)
+
+    def end(self) -> None:
+        for process in self._running:
+            process.kill()
+            process.wait()
+
+
+class Process:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process, self._log = process, log
+        self._start = log.stat().st_size
+
+    @property
+    def log(self) -> str:
+        return self._log.read_bytes()[self._start :].decode()
+
+    def wait_for(self, text: str) -> None:
+        wait_until(lambda: text in self.log, lambda: f"{text!r} in the log:\n{self.log}")
+
+    def ended(self) -> int:
+        try:
+            return self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running:\n{self.log}")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def wait_until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"never came: {what()}"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    running = Processes(tmp_path)
+    yield running
+    running.end()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+SLOW_MODEL = '''
+import time
+import torch
+
+class Slow(torch.nn.Sequential):
+    """Logistic regression whose training takes a while, so that a kill lands in a round."""
+
+    def forward(self, x):
+        if self.training and torch.is_grad_enabled():
+            time.sleep(0.1)
+        return super().forward(x)
+
+def make():
+    return Slow(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+'''
+
+
+def write_config(folder: Path, rule: str, **sections: dict[str, Any]) -> Path:
+    """A federation of 3 clients whose rounds take about half a second."""
+    (folder / "slow_model.py").write_text(SLOW_MODEL)
+    config = {
+        "algorithm": {"name": rule},
+        "federation": {"num_clients": 3, "clients_per_round": 3, "num_rounds": 12},
+        "training": {"local_steps": 4, "device": "cpu"},
+        "model": {"name": "slow_model:make"},
+        "output": {"directory": str(folder / "run"), "checkpoint_every": 1},
+        "transport": {"keep_alive_seconds": 4},
+    }
+    for name, section in sections.items():
+        config[name] = config.get(name, {}) | section
+    path = folder / "federation.toml"
+    path.write_text(tomli_w.dumps(config))
+    return path
+
+
+def start_server(processes: Processes, config: Path, port: int, *more: object) -> Process:
+    address = f"127.0.0.1:{port}"
+    return processes.start("server", "server", config, "--address", address, "--insecure", *more)
+
+
+def start_client(processes: Processes, config: Path, port: int, client_id: int) -> Process:
+    where = ("--server", f"127.0.0.1:{port}", "--state-dir", processes.folder / "state")
+    who = ("--client-id", client_id, "--insecure")
+    return processes.start(f"client-{client_id}", "client", config, *where, *who)
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "run" / "rounds.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def require_c_is_the_mean(folder: Path) -> None:
+    """c of the last checkpoint against the c_i on the clients' disks, at the versions it counts."""
+    checkpoint = RunDirectory(folder / "run").read_checkpoint()
+    states = DiskStates(folder / "state" / f"run-{checkpoint.server.run}")
+    own = [
+        states.load(i, version)["control_variate"].double().numpy()
+        for i, version in checkpoint.server.versions.items()
+    ]
+    assert len(own) == 3
+    c = checkpoint.server.vectors["control_variate"].numpy()
+    assert np.abs(c).max() > 1e-4
+    np.testing.assert_allclose(np.mean(own, axis=0), c, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["scaffold_m", "padamfed"])
+def test_a_client_killed_in_mid_round_comes_back_and_c_stays_the_mean(
+    processes: Processes, rule: str
+) -> None:
+    folder, port = processes.folder, free_port()
+    config = write_config(folder, rule, federation={"num_rounds": 40})
+    server = start_server(processes, config, port)
+    clients = [start_client(processes, config, port, i) for i in range(3)]
+    clients[1].wait_for("client 1: round 3:")
+    time.sleep(0.2)  # into round 4
+    clients[1].kill()
+    again = start_client(processes, config, port, 1)
+    assert server.ended() == 0, server.log
+    assert [client.ended() for client in (clients[0], clients[2], again)] == [0, 0, 0]
+    done = records(folder)
+    assert [r["round"] for r in done] == list(range(41))
+    failed = [e for r in done for e in r["errors"]]
+    assert {e["client"] for e in failed} == {1}
+    assert "connection lost" in failed[0]["error"]
+    assert done[-1]["clients"] == [0, 1, 2]
+    require_c_is_the_mean(folder)
+
+
+def test_a_killed_server_goes_on_where_it_was_while_clients_wait(processes: Processes) -> None:
+    folder, port = processes.folder, free_port()
+    config = write_config(folder, "padamfed")
+    server = start_server(processes, config, port)
+    clients = [start_client(processes, config, port, i) for i in range(3)]
+    server.wait_for("round 5/12")
+    server.kill()
+    clients[0].wait_for("next attempt in")
+    server = start_server(processes, config, port, "--resume", folder / "run")
+    assert server.ended() == 0, server.log
+    assert [client.ended() for client in clients] == [0, 0, 0]
+    assert [r["round"] for r in records(folder)] == list(range(13))
+    assert all(r["failures"] == 0 for r in records(folder))
+    require_c_is_the_mean(folder)
+    model = (folder / "run" / "model.safetensors").read_bytes()
+    alone = RunConfig.from_file(config, [f"output.directory={folder / 'alone'}"])
+    simulate(alone)
+    assert model == (folder / "alone" / "model.safetensors").read_bytes()
+
+
+def test_a_client_that_loses_its_state_fails_by_name_and_never_counts_as_zero(
+    processes: Processes,
+) -> None:
+    folder, port = processes.folder, free_port()
+    config = write_config(folder, "padamfed", federation={"num_rounds": 40})
+    server = start_server(processes, config, port)
+    clients = [start_client(processes, config, port, i) for i in range(3)]
+    clients[1].wait_for("client 1: round 2:")
+    clients[1].kill()
+    for file in (folder / "state").rglob("client-1/*"):
+        file.unlink()
+    start_client(processes, config, port, 1)
+    assert server.ended() == 0, server.log
+    last = records(folder)[-1]
+    assert last["clients"] == [0, 2]
+    assert "client 1: state of round" in last["errors"][0]["error"]
+    assert "is asked for; has []" in last["errors"][0]["error"]
+
+
+def test_a_frozen_client_is_noticed_and_one_at_work_is_not(processes: Processes) -> None:
+    """Keep-alive of 4 s: a stopped process answers no ping, a long training step answers all."""
+    folder, port = processes.folder, free_port()
+    config = write_config(folder, "fedavg", federation={"num_rounds": 2})
+    busy = "end = time.time() + 3; sum(iter(lambda: time.time() < end, False))"
+    (folder / "slow_model.py").write_text(SLOW_MODEL.replace("time.sleep(0.1)", busy))
+    server = start_server(processes, config, port)
+    clients = [start_client(processes, config, port, i) for i in range(3)]
+    server.wait_for("3 of 3 clients here")
+    clients[2].process.send_signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    server.wait_for("client 2: left")
+    assert time.monotonic() - stopped < 12
+    assert server.ended() == 0, server.log
+    first, second = records(folder)[-2:]
+    assert [e["client"] for e in first["errors"]] == [2]
+    assert (first["clients"], second["clients"]) == ([0, 1], [0, 1])  # 12 s of work without a break
+    assert "left" not in server.log.replace("client 2: left", "")
+
+
+def test_sigterm_makes_a_client_leave_at_once_in_the_middle_of_training(
+    processes: Processes,
+) -> None:
+    folder, port = processes.folder, free_port()
+    config = write_config(folder, "fedavg", federation={"num_rounds": 4})
+    server = start_server(processes, config, port)
+    clients = [start_client(processes, config, port, i) for i in range(3)]
+    clients[0].wait_for("client 0: round 1:")
+    clients[0].process.terminate()
+    told = time.monotonic()
+    assert clients[0].ended() == 0
+    assert time.monotonic() - told < 7
+    assert "told to stop; leaving" in clients[0].log
+    server.wait_for("client 0: left")
+    assert server.ended() == 0, server.log
+    assert records(folder)[-1]["clients"] == [1, 2]
+
+
+def test_an_error_in_a_clients_own_code_reaches_the_servers_terminal(processes: Processes) -> None:
+    folder, port = processes.folder, free_port()
+    config = write_config(folder, "fedavg", federation={"num_rounds": 3})
+    server = start_server(processes, config, port)
+    start_client(processes, config, port, 0)
+    own = folder / "other"
+    own.mkdir()
+    broken = SLOW_MODEL.replace("time.sleep(0.1)", "raise ValueError('sensor 7 is blind')")
+    (own / "slow_model.py").write_text(broken)
+    elsewhere = own / "federation.toml"
+    elsewhere.write_bytes(config.read_bytes())
+    start_client(processes, elsewhere, port, 1)
+    start_client(processes, config, port, 2)
+    assert server.ended() == 0, server.log
+    assert "round 2: client 1 not counted: ValueError: sensor 7 is blind" in server.log
+    errors = [e for r in records(folder) for e in r["errors"]]
+    assert errors == [{"client": 1, "error": "ValueError: sensor 7 is blind"}] * 3
+
+
+def launch(processes: Processes, name: str, rule: str, count: int, *more: object) -> Process:
+    settings = ["--set", "federation.num_rounds=4", "--set", "federation.clients_per_round=3"]
+    settings += ["--set", "training.local_steps=3", "--set", f"output.directory={name}"]
+    arguments = ("--clients", 5, "--processes", count, "--algorithm", rule, *settings, *more)
+    return processes.start(name, "launch", *arguments)
+
+
+@pytest.mark.parametrize("rule", sorted(ALGORITHMS))
+def test_launch_gives_the_same_bytes_as_a_simulation(processes: Processes, rule: str) -> None:
+    runs = [launch(processes, "four", rule, 4)]
+    if rule in ("fedavg", "padamfed"):
+        runs.append(launch(processes, "one", rule, 1))
+    assert [run.ended() for run in runs] == [0] * len(runs), runs[0].log
+    config = RunConfig.from_file(processes.folder / "four" / "config.toml")
+    simulate(config.updated([f"output.directory={processes.folder / 'alone'}"]))
+    expected = (processes.folder / "alone" / "model.safetensors").read_bytes()
+    for name in ["four", "one"][: len(runs)]:
+        assert (processes.folder / name / "model.safetensors").read_bytes() == expected
+    assert (
+        "[clients 0] client 0: round"
+        in next((processes.folder / "four" / "logs").glob("clients-0.log")).read_text()
+    )
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Ids of processes whose command line names the folder's run."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes()
+            own = Path(os.readlink(entry / "cwd")) == folder
+        except OSError:
+            continue
+        if own and b"fedopt_flwr" in command:
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_launch_leaves_no_process_behind(processes: Processes, ending: signal.Signals) -> None:
+    run = launch(processes, "run", "fedavg", 2, "--set", "federation.num_rounds=100000")
+    run.wait_for("5 of 5 clients here")
+    assert len(processes_of(processes.folder)) == 3
+    run.process.send_signal(ending)
+    assert run.ended() != 0
+    wait_until(lambda: not processes_of(processes.folder), lambda: "the end of all processes")
+
+
+def test_launch_ends_when_its_clients_cannot_start(processes: Processes) -> None:
+    run = launch(processes, "run", "fedavg", 2, "--set", "data.name=npz", "--set", "data.path=.")
+    assert run.ended() != 0
+    assert "holds neither train.npz nor test.npz" in run.log
+    assert "Traceback" not in run.log
+    assert processes_of(processes.folder) == []
+
+
+def test_launch_ends_when_all_its_clients_are_killed(processes: Processes) -> None:
+    run = launch(processes, "run", "fedavg", 2, "--set", "federation.num_rounds=100000")
+    run.wait_for("5 of 5 clients here")
+    for number in processes_of(processes.folder):
+        if number != run.process.pid:
+            os.kill(number, signal.SIGKILL)
+    assert run.ended() == 1
+    assert "ended with code -9" in run.log
+    assert processes_of(processes.folder) == []
+
+
+def test_two_machines_with_certificates_as_the_readme_says(processes: Processes) -> None:
+    folder, port = processes.folder, free_port()
+    config = write_config(folder, "fedavg", federation={"num_rounds": 2})
+    assert processes.start("ca", "certs", "init", "--host", "localhost").ended() == 0
+    for i in range(3):
+        assert processes.start("ca", "certs", "client", i).ended() == 0
+    files = ("--certificate", "certs/server.pem", "--key", "certs/server.key")
+    address = ("--address", f"0.0.0.0:{port}", "--client-ca", "certs/ca.pem")
+    server = processes.start("server", "server", config, *address, *files)
+    clients = []
+    for i in range(3):
+        own = ("--certificate", f"certs/{i}.pem", "--key", f"certs/{i}.key")
+        where = ("--server", f"localhost:{port}", "--ca", "certs/ca.pem", "--client-id", i)
+        clients.append(processes.start(f"c{i}", "client", config, *where, *own))
+    assert server.ended() == 0, server.log
+    assert [client.ended() for client in clients] == [0, 0, 0]
+    other = ("--set", "output.directory=two")
+    processes.start("two", "server", config, *address, *files, *other).wait_for("listening at")
+    own = ("--certificate", "certs/0.pem", "--key", "certs/0.key")
+    where = ("--server", f"localhost:{port}", "--ca", "certs/ca.pem", "--client-id", 1)
+    refused = processes.start("thief", "client", config, *where, *own)
+    assert refused.ended() == 2
+    assert "this certificate is for 0" in refused.log
