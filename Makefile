@@ -15,7 +15,7 @@ install: .venv/installed
 
 demo: install
 	rm -rf runs/demo
-	$(BIN)/fedopt compare --algorithms padamfed,fedavg --set output.directory=runs/demo
+	$(BIN)/fedopt launch --clients 20 --processes 5 --algorithm padamfed --set output.directory=runs/demo
 
 lint: install
 	$(BIN)/ruff format --check .
@@ -26,4 +26,4 @@ test: lint
 	$(BIN)/pytest -n 2 -m "not slow"
 
 test-slow: install
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -n 2 -m slow

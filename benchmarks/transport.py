@@ -30,6 +30,8 @@ from pathlib import Path
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
+from flwr.client import NumPyClient
+
 from fedopt_flwr import RunConfig
 from fedopt_flwr.data import load_test_data
 from fedopt_flwr.deployment.clients import ClientHost, HostedClient
@@ -110,6 +112,19 @@ def wait_for_listener(address: str) -> None:
     raise TimeoutError(f"nothing listens at {address}")
 
 
+class FlowerClient(NumPyClient):
+    """Our client under Flower's own `start_client`, told beforehand what our server would say."""
+
+    def __init__(self, client: HostedClient, facts: dict[str, int]) -> None:
+        self._client, self._facts = client, facts
+
+    def get_properties(self, config):
+        return self._client.get_properties(self._facts)
+
+    def fit(self, parameters, config):
+        return self._client.fit(parameters, config)
+
+
 def flower_side(address: str, settings: list[str]) -> None:
     """Be Flower's server, or its client where the last setting says which."""
     from flwr.client import start_client
@@ -120,12 +135,8 @@ def flower_side(address: str, settings: list[str]) -> None:
         number, config = int(settings[-1][7:]), RunConfig.from_file(None, settings[:-1])
         with tempfile.TemporaryDirectory() as state:
             host = ClientHost(config, [number], Path(state))
-            client = HostedClient(number, host)
-            client.get_properties(
-                {"num_clients": config.federation.num_clients, "seed": config.federation.seed}
-            )
-            known = dict(client._facts)
-            client.get_properties = lambda config: HostedClient.get_properties(client, known)
+            facts = {"num_clients": CLIENTS, "seed": config.federation.seed}
+            client = FlowerClient(HostedClient(number, host), facts)
             start_client(server_address=address, client=client.to_client())
         return
     config = RunConfig.from_file(None, settings)

@@ -106,6 +106,13 @@ class RunDirectory:
             with contextlib.suppress(OSError):  # unwritten text was reported by `add`
                 file.close()
 
+    def discard(self) -> None:
+        """Remove what `open` made."""
+        for name in (ROUNDS, CONFIG):
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # other things are in it
+            self.path.rmdir()
+
     def write_results(self, summary: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
         """Write the summary and the model; neither holds a time, an engine or a version's name."""
         with _replacing(self.path / SUMMARY) as unfinished:

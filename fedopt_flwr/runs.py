@@ -107,6 +107,8 @@ class Run:
             yield
         finally:
             directory.close()
+            if not self._records:  # it never began, so the folder is free for another attempt
+                directory.discard()
 
     def _take(self, record: RoundRecord) -> None:
         self._records.append(record)

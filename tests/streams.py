@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from flwr.client import NumPyClient
-
 from fedopt_flwr import RunConfig
 from fedopt_flwr.deployment.clients import ClientHost, HostedClient
 from fedopt_flwr.deployment.server import serve
@@ -125,7 +123,7 @@ class ClientThread:
         client_id: int | str,
         state: Path,
         *,
-        wrap: Callable[[NumPyClient], NumPyClient] = lambda client: client,
+        wrap: Callable[[Any], Any] = lambda client: client,
         host: ClientHost | None = None,
         tls: ClientTls | None = None,
         port: int | None = None,

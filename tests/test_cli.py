@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
+from fedopt_flwr.cli import main
+from fedopt_flwr.errors import FedoptWarning
+
 FEDOPT = str(Path(sys.executable).parent / "fedopt")
+WIDE = ["--set", "model.options.hidden=[9000]"]
 QUICK = ["--set", "federation.num_rounds=4", "--set", "model.options.hidden=[8]"]
 
 
@@ -253,3 +258,81 @@ def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
     assert "accuracy" in text
     assert "ETA" in text
     assert "━" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "texts"),
+    [
+        (["server"], ["--certificate and --key: give both", "or --insecure"]),
+        (["server", "--insecure", "--address", "here"], ["--address: got 'here'", "HOST:PORT"]),
+        (["server", "--insecure", "--key", "k"], ["--insecure: uses no certificates"]),
+        (
+            ["server", "--certificate", "c.pem", "--key", "c.key"],
+            ["--certificate: 'c.pem' holds no certificate", "without --client-ca any client"],
+        ),
+        (["server", "--insecure", "--set", "federation.clients=3"], ["did you mean"]),
+        (["client", "--insecure"], ["--client-id or --client-ids: give one of the two"]),
+        (["client", "--insecure", "--client-id", "1-2"], ["several clients go with --client-ids"]),
+        (["client", "--insecure", "--client-ids", "3-1"], ["a range must go upwards"]),
+        (["client", "--client-id", "1"], ["--ca: give the CA", "or --insecure"]),
+        (["client", "--client-id", "1", "--ca", "no.pem"], ["--ca: 'no.pem' holds no certificate"]),
+        (
+            ["client", "--client-id", "1", "--ca", "a", "--key", "b"],
+            ["--certificate and --key: give both or neither"],
+        ),
+        (["client", "--client-id", "1", "--insecure", "--server", "x:1:y"], ["must be HOST:PORT"]),
+        (["launch", "--clients", "3"], ["federation.clients_per_round: got 5"]),
+        (["launch", "--resume", "gone"], ["config file: 'gone/config.toml' is not a file"]),
+        (
+            [
+                "launch",
+                "--set",
+                "transport.max_message_mb=1",
+                "--set",
+                "model.options.hidden=[9000]",
+            ],
+            ["transport.max_message_mb: got 1; padamfed with", "set it to 6 or more"],
+        ),
+        (["certs", "client", "0"], ["no authority in 'certs'", "run `fedopt certs init`"]),
+        (["certs", "init", "--host", "ä"], ["--host: got 'ä'"]),
+    ],
+)
+def test_bad_input_for_a_federation_of_processes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    texts: list[str],
+) -> None:
+    """In this process, as importing torch anew for each would take a minute."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedopt", *arguments])
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` sets its own
+    with warnings.catch_warnings(), pytest.raises(SystemExit) as ended:
+        warnings.simplefilter("default", FedoptWarning)
+        main()
+    printed = capsys.readouterr()
+    assert ended.value.code == 2
+    for text in texts:
+        assert text in printed.err, printed.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_certs_makes_what_server_and_clients_need(tmp_path: Path) -> None:
+    result = fedopt("certs", "init", "--host", "fl.example.org", "--host", "10.0.0.1", cwd=tmp_path)
+    assert result.stdout.split() == [
+        "certs/ca.pem",
+        "certs/ca.key",
+        "certs/server.pem",
+        "certs/server.key",
+    ]
+    assert fedopt("certs", "client", "0-24", cwd=tmp_path).stdout.split() == [
+        "certs/0-24.pem",
+        "certs/0-24.key",
+    ]
+
+
+def test_doctor_names_the_limit_that_messages_would_break(tmp_path: Path) -> None:
+    result = fedopt("doctor", "--set", "transport.max_message_mb=1", *WIDE, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "transport.max_message_mb: got 1" in result.stdout

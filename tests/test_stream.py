@@ -17,7 +17,6 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from flwr.client import NumPyClient
 from flwr.common import Code, GetPropertiesRes, Status
 from flwr.common.serde import get_properties_res_to_proto
 from flwr.proto.transport_pb2 import ClientMessage
@@ -27,7 +26,7 @@ from streams import ClientThread, ServerThread, hosted_clients
 from fedopt_flwr import ConfigError, MessageError, RunConfig, RunError, simulate
 from fedopt_flwr.client_ids import certificate_covers, parse_ids
 from fedopt_flwr.data import load_test_data
-from fedopt_flwr.deployment.clients import ClientHost
+from fedopt_flwr.deployment.clients import ClientHost, HostedClient
 from fedopt_flwr.deployment.server import serve
 from fedopt_flwr.engines.stream import Roster
 from fedopt_flwr.engines.stream.protocol import CLAIM_KEY, Claim
@@ -50,10 +49,10 @@ def make_config(rule: str = "padamfed", **federation: Any) -> dict[str, Any]:
     }
 
 
-class Faulty(NumPyClient):
+class Faulty:
     """A client whose training goes wrong in one round, in the way that `fault` does it."""
 
-    def __init__(self, client: NumPyClient, fault: Callable[..., Any], in_round: int) -> None:
+    def __init__(self, client: HostedClient, fault: Callable[..., Any], in_round: int) -> None:
         self._client, self._fault, self._in_round = client, fault, in_round
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:

@@ -90,14 +90,15 @@ def _cache() -> str:
 def _configuration(path: Path | None, settings: list[str]) -> str:
     """Put the whole experiment together and say what a round would send."""
     from ..experiment import Experiment
+    from ..flower.sizes import message_bytes, require_messages_fit
 
     experiment = Experiment(RunConfig.from_file(path, settings))
     rule, model, config = experiment.rule, experiment.model, experiment.config
-    down, up = len(rule.broadcast_names), len(rule.upload_names)
-    vector_bytes = 4 * model.size
+    require_messages_fit(rule, model, config)
+    down, up = message_bytes(rule, model, config)
     asked = config.federation.clients_per_round
     return (
         f"{rule.name} on {config.data.name} with {config.model.name} ({model.size:,} parameters) "
-        f"on {experiment.device}; a round sends each of {asked} clients "
-        f"{down * vector_bytes / 1e6:.3g} MB and gets back {up * vector_bytes / 1e6:.3g} MB"
+        f"on {experiment.device}; a round sends each of {asked} clients {down / 1e6:.3g} MB and "
+        f"gets back {up / 1e6:.3g} MB; over gRPC up to {config.transport.max_message_mb} MiB pass"
     )

@@ -46,6 +46,7 @@ def server(
     if resume is not None and algorithm:
         raise ConfigError("--resume: takes the rule from its directory; leave out --algorithm")
     run_config = with_directory(read_config(config, algorithm, settings))
+    _require_address("--address", address)
     tls = _server_tls(certificate, key, client_ca, insecure)
     from ..deployment.server import serve
     from ..engines.stream import Roster
@@ -83,7 +84,7 @@ def client(
     key: Key = None,
     insecure: Insecure = False,
 ) -> None:
-    """Train on this machine's data for a server; [data], device and own code come from CONFIG."""
+    """Train on this machine's data for a server; CONFIG says which data, device and own code."""
     run_config = read_config(config, None, settings)
     ids = _ids(client_id, client_ids)
     tls = _client_tls(ca, certificate, key, insecure)
@@ -94,7 +95,7 @@ def client(
 
     follow_parent()
     if tls is not None:
-        tls.credentials()  # wrong files are an error now, not at the first connection
+        tls.credentials()  # so that wrong files are an error now, not at the first connection
     host = ClientHost(run_config, ids, state_dir)
     where = Server(server, tls, run_config.transport.keep_alive_seconds)
     errors = serve_clients(host, ids, where, lambda text: print(text, flush=True))

@@ -28,6 +28,7 @@ def create_authority(directory: Path, hosts: Sequence[str], days: int) -> list[P
     """
     if not hosts:
         raise ConfigError("--host: none given; name every host name and IP address of the server")
+    alternatives = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
     paths = [directory / f"{name}{end}" for name in (CA, SERVER) for end in (".pem", ".key")]
     _require_absent(paths)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -39,7 +40,6 @@ def create_authority(directory: Path, hosts: Sequence[str], days: int) -> list[P
         .sign(key, hashes.SHA256())
     )
     _write_pair(directory / CA, authority, key)
-    alternatives = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
     _issue(directory, SERVER, hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, days, alternatives)
     return paths
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.client import NumPyClient
 
 from ..algorithm import ClientId
 from ..config import RunConfig
@@ -96,7 +95,7 @@ class ClientHost:
         return DiskStates(self._state / f"run-{run}")
 
 
-class HostedClient(NumPyClient):
+class HostedClient:
     """One client of a host. Each message is answered by a `FederatedClient` made for it."""
 
     def __init__(self, client_id: ClientId, host: ClientHost) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,7 +44,12 @@ def serve(
     require_messages_fit(experiment.rule, experiment.model, config)
     run = Run(experiment, listener, checkpoint, in_memory=False)
     run.strategy.members.while_waiting = while_waiting
-    with run.recording(checkpoint):
+    with contextlib.ExitStack() as stack:
+
+        def listening(port: int) -> None:  # nothing is written if the address cannot be used
+            stack.enter_context(run.recording(checkpoint))
+            on_listening(port)
+
         run_on_streams(
             run.strategy,
             config,
@@ -51,6 +57,6 @@ def serve(
             num_rounds=run.num_rounds,
             tls=tls,
             roster=roster,
-            on_listening=on_listening,
+            on_listening=listening,
         )
         return run.finish()

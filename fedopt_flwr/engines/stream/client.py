@@ -12,9 +12,10 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
-from flwr.client import NumPyClient
+import numpy as np
 from flwr.common import (
     Code,
     FitRes,
@@ -34,7 +35,7 @@ from flwr.proto.transport_pb2_grpc import FlowerServiceStub
 
 from ...algorithm import ClientId
 from ...errors import ConfigError, FedoptError, RunError
-from ...flower.messages import to_arrays
+from ...flower.messages import Scalar, to_arrays
 from ...seeding import derive
 from .protocol import CLAIM_KEY, LARGEST_MESSAGE, RUN_IS_OVER, Claim, channel_options
 from .tls import ClientTls, explain
@@ -58,13 +59,23 @@ class Server:
     keep_alive_seconds: float
 
 
+class Answering(Protocol):
+    """What answers the server: these two methods of Flower's NumPyClient."""
+
+    def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]: ...
+
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Scalar]
+    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]: ...
+
+
 class StreamClient:
     """Serves one client id until the server sends it home or `stop` is called."""
 
     def __init__(
         self,
         client_id: ClientId,
-        client: NumPyClient,
+        client: Answering,
         server: Server,
         say: Callable[[str], None],
     ) -> None:
@@ -182,4 +193,5 @@ class StreamClient:
             problem = explain(self._server.address, self._server.tls)
             if problem is not None:
                 raise ConfigError(f"{who} cannot be used: {problem}")
-        return f"{code.name.lower().replace('_', ' ')}: {details.partition(chr(10))[0]}"
+        cause = details.partition("\n")[0].rpartition("last error: ")[2]
+        return f"{code.name.lower().replace('_', ' ')}: {cause}"

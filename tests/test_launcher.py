@@ -1,0 +1,48 @@
+"""How a launch divides clients, GPUs and threads among processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedopt_flwr import RunConfig
+from fedopt_flwr.client_ids import parse_ids
+from fedopt_flwr.deployment.launcher import ClientProcesses, _shares
+
+
+@pytest.mark.parametrize(("clients", "processes"), [(5, 2), (100, 4), (3, 3), (7, 1)])
+def test_every_client_is_in_one_process(clients: int, processes: int) -> None:
+    shares = [parse_ids(text) for text in _shares(clients, processes)]
+    assert [i for share in shares for i in share] == list(range(clients))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "device", "given"),
+    [
+        (None, 2, "auto", ["0", "1", "0"]),
+        ("3,5", 2, "cuda", ["3", "5", "3"]),
+        (None, 1, "auto", [None, None, None]),
+        (None, 2, "cpu", [None, None, None]),
+        (None, 2, "cuda:1", [None, None, None]),
+    ],
+)
+def test_processes_take_the_gpus_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    visible: str | None,
+    count: int,
+    device: str,
+    given: list[str | None],
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    config = RunConfig(training={"device": device, "threads": 2})
+    clients = ClientProcesses(config, [], 3, tmp_path)
+    environments = [clients._environment(number) for number in range(3)]
+    assert [e.get("CUDA_VISIBLE_DEVICES") for e in environments] == given
+    assert {e["OMP_NUM_THREADS"] for e in environments} == {"2"}
+    clients.__exit__(None, None, None)
