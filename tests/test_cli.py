@@ -308,9 +308,10 @@ def test_bad_input_for_a_federation_of_processes(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["fedopt", *arguments])
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` sets its own
-    with warnings.catch_warnings(), pytest.raises(SystemExit) as ended:
+    with warnings.catch_warnings():
         warnings.simplefilter("default", FedoptWarning)
-        main()
+        with pytest.raises(SystemExit) as ended:
+            main()
     printed = capsys.readouterr()
     assert ended.value.code == 2
     for text in texts:
