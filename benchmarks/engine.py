@@ -1,12 +1,13 @@
 """Time and memory of a round beside a bare PyTorch loop that takes the same gradient steps.
 
-    python benchmarks/engine.py [--pairs 5] [--rounds 8] [--memory]
+    python benchmarks/engine.py [--pairs 5] [--rounds 8] [--memory] [--device cuda]
 
 Work 1: MNIST, an 80k-parameter CNN, N = 500, S = 25, 5 local steps, batches of 10.
 Work 2: MNIST, a linear model 784-10, N = 500, S = 50, 5 local steps, batches of 10.
 The loop draws the same batches, steps with torch.optim.SGD from the same server model and averages
 the results; it has no clients, no messages, no state. A pair is one run of each, the loop first or
 second in turn; a figure is the median over pairs of the ratio within a pair. One intra-op thread.
+With --device cuda both sides run there, one worker, and memory is not looked at.
 MNIST comes from $FEDOPT_DATA.
 """
 
@@ -35,12 +36,12 @@ from fedopt_flwr.simulation import run_experiment
 WORKS = {"cnn": 25, "logistic": 50}  # model, clients a round
 
 
-def make_config(model: str, algorithm: str, rounds: int) -> RunConfig:
+def make_config(model: str, algorithm: str, rounds: int, device: str = "cpu") -> RunConfig:
     """Return the benchmark's configuration; the server never evaluates before the last round."""
     return RunConfig(
         algorithm={"name": algorithm},
         federation={"num_clients": 500, "clients_per_round": WORKS[model], "num_rounds": rounds},
-        training={"local_steps": 5, "batch_size": 10, "device": "cpu"},
+        training={"local_steps": 5, "batch_size": 10, "device": device},
         data={"name": "mnist", "partition": {"kind": "iid"}},
         model={"name": model},
     )
@@ -50,7 +51,7 @@ def run_loop(experiment: Experiment, rounds: int) -> list[float]:
     """Return the seconds of each round of the bare loop."""
     config = experiment.config
     federation, training = config.federation, config.training
-    model = experiment.make_model().module
+    model, device = experiment.make_model().module, experiment.device
     server = [p.detach().clone() for p in model.parameters()]
     seconds = []
     for round_number in range(1, rounds + 1):
@@ -67,13 +68,15 @@ def run_loop(experiment: Experiment, rounds: int) -> list[float]:
             seed = client_seed(federation.seed, client, round_number, "batches")
             steps, size = training.local_steps, training.batch_size
             positions = batch_positions(data.num_examples, size, steps, None, seed)
-            for inputs, targets in data.batches(positions, torch.device("cpu")):
+            for inputs, targets in data.batches(positions, device):
                 optimizer.zero_grad()
                 functional.cross_entropy(model(inputs), targets).backward()
                 optimizer.step()
             for part, parameter in zip(total, model.parameters(), strict=True):
                 part.add_(parameter.detach())
         server = [part / len(chosen) for part in total]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - started)
     return seconds
 
@@ -90,10 +93,16 @@ def median_round(seconds: list[float]) -> float:
 
 
 def compare(
-    data: FederatedData, model: str, algorithm: str, workers: int, pairs: int, rounds: int
+    data: FederatedData,
+    model: str,
+    algorithm: str,
+    workers: int,
+    pairs: int,
+    rounds: int,
+    device: str,
 ) -> None:
     """Print the ratio of the engine's round to the loop's."""
-    experiment = Experiment(make_config(model, algorithm, rounds), data=data)
+    experiment = Experiment(make_config(model, algorithm, rounds, device), data=data)
     ratios, loop_times, engine_times = [], [], []
     for pair in range(pairs):
         gc.collect()
@@ -162,6 +171,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--memory", action="store_true", help="only the memory figures")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peak:
@@ -177,8 +187,11 @@ def main() -> None:
             ("logistic", "fedavg", 1),
             ("cnn", "fedavg", 2),
         ):
-            compare(data, model, algorithm, workers, arguments.pairs, arguments.rounds)
-    compare_memory(arguments.rounds, arguments.pairs)
+            if workers == 1 or arguments.device == "cpu":
+                pairs, rounds, device = arguments.pairs, arguments.rounds, arguments.device
+                compare(data, model, algorithm, workers, pairs, rounds, device)
+    if arguments.device == "cpu":
+        compare_memory(arguments.rounds, arguments.pairs)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ class Members:
                 raise RunError(f"connection {cid}: did not tell its client id: {answer}")
             self._ids[cid] = answer[0]
             self.num_examples[answer[0]] = answer[1]
+        self._ids = {cid: self._ids[cid] for cid in connected}
         self._proxies = {self._ids[cid]: proxy for cid, proxy in connected.items()}
 
     def id_of(self, proxy: ClientProxy) -> ClientId:

@@ -110,7 +110,7 @@ class FederatedStrategy(Strategy):
         self.state = self.rule.init_server(self.model.vector.detach().cpu().clone(), plan)
         self._buffers = {name: array.cpu() for name, array in self.model.read_buffers().items()}
         if self.rule.start_names:
-            self._start_pass()
+            self._start_pass(client_manager)
         return self._flower_parameters()
 
     def _make_plan(self) -> Plan:
@@ -129,7 +129,7 @@ class FederatedStrategy(Strategy):
             importance=importances(sizes, federation.weighting),
         )
 
-    def _start_pass(self) -> None:
+    def _start_pass(self, client_manager: ClientManager) -> None:
         """Round 0: every client, and once more those that failed; the rest count with zero."""
         self._begin_round(0)
         expected = expected_arrays(self.rule.start_names, self.model, with_buffers=False)
@@ -139,6 +139,7 @@ class FederatedStrategy(Strategy):
             if not missing:
                 break
             self._record.errors.clear()
+            self.members.refresh(client_manager)  # some may have come back on a new connection
             instructions = self._instruct("start", missing, {"model": self.state["model"]})
             answers = self._ask_for_start(instructions)
             uploads |= accept(missing, answers, expected, self._record)

@@ -15,6 +15,7 @@ from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
 from ...algorithm import ClientId
 from ...client_ids import certificate_covers
 from ...config import RunConfig
+from ...flower.members import Members
 from .protocol import CLAIM_KEY, Claim
 from .proxy import Seat, StreamProxy
 from .roster import Roster
@@ -31,10 +32,12 @@ class Refused(Exception):
 class Desk(SimpleClientManager):
     """Lets clients in. Flower sees a client only once it has said who it is and what it holds."""
 
-    def __init__(self, config: RunConfig, roster: Roster, *, certified: bool) -> None:
+    def __init__(
+        self, config: RunConfig, roster: Roster, members: Members, *, certified: bool
+    ) -> None:
         super().__init__()
         self._federation, self._keep_alive = config.federation, config.transport.keep_alive_seconds
-        self._roster, self._certified = roster, certified
+        self._roster, self._certified, self._members = roster, certified, members
         self._lock_seats = threading.Lock()
         self._seats: dict[ClientId, Seat] = {}
         self.closed = False  # takes in no more
@@ -74,6 +77,9 @@ class Desk(SimpleClientManager):
             raise Refused(grpc.StatusCode.ALREADY_EXISTS, reason)
         if isinstance(client_id, int) and not 0 <= client_id < count:
             reason = f"client {client_id}: must be between 0 and {count - 1}; the run has {count}"
+            raise Refused(grpc.StatusCode.OUT_OF_RANGE, reason)
+        if self._members.ids and client_id not in self._members.ids:
+            reason = f"client {client_id}: the run began without it, with {self._members.ids}"
             raise Refused(grpc.StatusCode.OUT_OF_RANGE, reason)
         kinds = {type(i) for i in self._seats}
         if kinds and type(client_id) not in kinds:

@@ -49,7 +49,8 @@ def run_on_streams(
     Raises ConfigError if the address or a certificate cannot be used, and what Flower's loop
     raises. Whatever ends the run, no stream stays open.
     """
-    desk = Desk(config, roster, certified=tls is not None and tls.client_ca is not None)
+    certified = tls is not None and tls.client_ca is not None
+    desk = Desk(config, roster, strategy.members, certified=certified)
     listener, port = _listen(_Servicer(desk, roster), config, address, tls)
     flower_log, level = logging.getLogger("flwr"), logging.getLogger("flwr").level
     threads = torch.get_num_threads()
