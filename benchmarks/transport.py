@@ -34,7 +34,7 @@ from flwr.client import NumPyClient
 
 from fedopt_flwr import RunConfig
 from fedopt_flwr.data import load_test_data
-from fedopt_flwr.deployment.clients import ClientHost, HostedClient
+from fedopt_flwr.deployment.clients import ClientHost, HostedClient, states_in
 from fedopt_flwr.deployment.launcher import launch
 from fedopt_flwr.engines.stream import Roster
 from fedopt_flwr.experiment import Experiment
@@ -134,9 +134,9 @@ def flower_side(address: str, settings: list[str]) -> None:
     if settings[-1].startswith("client="):
         number, config = int(settings[-1][7:]), RunConfig.from_file(None, settings[:-1])
         with tempfile.TemporaryDirectory() as state:
-            host = ClientHost(config, [number], Path(state))
+            host = ClientHost(config, [number])
             facts = {"num_clients": CLIENTS, "seed": config.federation.seed}
-            client = FlowerClient(HostedClient(number, host), facts)
+            client = FlowerClient(HostedClient(number, host, states_in(Path(state))), facts)
             start_client(server_address=address, client=client.to_client())
         return
     config = RunConfig.from_file(None, settings)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedopt_flwr import RunConfig
-from fedopt_flwr.deployment.clients import ClientHost, HostedClient
+from fedopt_flwr.deployment.clients import ClientHost, HostedClient, states_in
 from fedopt_flwr.deployment.server import serve
 from fedopt_flwr.engines.stream import ClientTls, Roster, Server, ServerTls, StreamClient
 from fedopt_flwr.errors import FedoptError
@@ -128,13 +128,13 @@ class ClientThread:
         tls: ClientTls | None = None,
         port: int | None = None,
     ) -> None:
-        host = host or ClientHost(server.config, [client_id], state)
+        host = host or ClientHost(server.config, [client_id])
         address = f"localhost:{port or server.port}"
         keep_alive = server.config.transport.keep_alive_seconds
         self.said, self.error = Lines(), None
         self.stream = StreamClient(
             client_id,
-            wrap(HostedClient(client_id, host)),
+            wrap(HostedClient(client_id, host, states_in(state))),
             Server(address, tls, keep_alive),
             self.said,
         )
@@ -159,5 +159,5 @@ class ClientThread:
 
 def hosted_clients(server: ServerThread, ids: Sequence[int], state: Path) -> list[ClientThread]:
     """Clients that share one host, as `--client-ids` makes them."""
-    host = ClientHost(server.config, ids, state)
+    host = ClientHost(server.config, ids)
     return [ClientThread(server, i, state, host=host) for i in ids]

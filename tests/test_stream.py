@@ -251,7 +251,7 @@ def test_messages_that_nobody_asked_for_stay_outside_the_servers_memory(tmp_path
 def test_broken_data_of_a_client_is_said_on_both_sides(tmp_path: Path) -> None:
     with ServerThread(make_config(start_timeout=4.0)) as server:
         config = RunConfig(data={"name": "npz", "path": tmp_path})
-        client = ClientThread(server, 0, tmp_path, host=ClientHost(config, [0], tmp_path))
+        client = ClientThread(server, 0, tmp_path, host=ClientHost(config, [0]))
         client.join()
         assert "holds neither train.npz nor test.npz" in str(client.error)
         assert "holds neither" in server.said.wait_for("client 0: refused")
@@ -264,7 +264,7 @@ def test_a_client_imports_only_the_code_that_it_names_itself(tmp_path: Path) -> 
     config = make_config("fedavg", num_clients=1, clients_per_round=1, num_rounds=1)
     config["model"] = {"name": f"{__name__}:norm_model"}
     with ServerThread(config) as server:
-        host = ClientHost(RunConfig(), [0], tmp_path)
+        host = ClientHost(RunConfig(), [0])
         ClientThread(server, 0, tmp_path, host=host)
         server.result()
     ((_, client, error),) = server.errors

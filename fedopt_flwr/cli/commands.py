@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..algorithms import ALGORITHMS
+from ..config import RunConfig
 from ..errors import ConfigError, unknown_name
 from . import federation
 from .options import AlgorithmName, ConfigFile, Settings, read_config, with_directory
@@ -19,6 +21,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+class Engine(StrEnum):
+    """What runs the clients of a simulation."""
+
+    IN_PROCESS = "in-process"
+    RAY = "ray"
+
 
 Workers = Annotated[int, typer.Option(min=1, help="Clients that train at the same time.")]
 
@@ -35,11 +45,21 @@ def simulate(
     algorithm: AlgorithmName = None,
     settings: Settings = None,
     workers: Workers = 1,
+    engine: Annotated[
+        Engine, typer.Option(help="in-process, or Flower's own simulation on Ray.")
+    ] = Engine.IN_PROCESS,
+    cpus_per_client: Annotated[float, typer.Option(min=0, help="Only with --engine ray.")] = 1,
+    gpus_per_client: Annotated[float, typer.Option(min=0, help="Only with --engine ray.")] = 0,
     resume: Annotated[
         Path | None, typer.Option(metavar="DIRECTORY", help="Go on from this run's checkpoint.")
     ] = None,
 ) -> None:
-    """Train on this machine, in this process."""
+    """Train on this machine, in this process or with Ray."""
+    if engine is Engine.RAY:
+        if workers > 1 or resume is not None:
+            raise ConfigError("--engine ray: knows neither --workers nor --resume; leave them out")
+        _simulate_on_ray(read_config(config, algorithm, settings), cpus_per_client, gpus_per_client)
+        return
     if resume is not None:
         if config or algorithm or settings:
             raise ConfigError(
@@ -58,6 +78,16 @@ def simulate(
 
     with RunDisplay() as display:
         result = simulate_run(run_config, workers=workers, listener=display)
+    display.finish(result, run_config.output.directory)
+
+
+def _simulate_on_ray(config: RunConfig, cpus: float, gpus: float) -> None:
+    run_config = with_directory(config)
+    from ..deployment.apps import simulate_on_ray
+    from .show import RunDisplay
+
+    with RunDisplay() as display:
+        result = simulate_on_ray(run_config, display, cpus_per_client=cpus, gpus_per_client=gpus)
     display.finish(result, run_config.output.directory)
 
 

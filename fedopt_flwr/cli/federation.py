@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from pathlib import Path
@@ -89,16 +90,16 @@ def client(
     ids = _ids(client_id, client_ids)
     tls = _client_tls(ca, certificate, key, insecure)
     _require_address("--server", server)
-    from ..deployment.clients import ClientHost, serve_clients
+    from ..deployment.clients import serve_clients
     from ..deployment.leash import follow_parent
     from ..engines.stream import Server
 
     follow_parent()
     if tls is not None:
         tls.credentials()  # so that wrong files are an error now, not at the first connection
-    host = ClientHost(run_config, ids, state_dir)
     where = Server(server, tls, run_config.transport.keep_alive_seconds)
-    errors = serve_clients(host, ids, where, lambda text: print(text, flush=True))
+    say = functools.partial(print, flush=True)
+    errors = serve_clients(run_config, ids, state_dir, where, say)
     if errors:
         raise errors[0]
 

@@ -20,7 +20,7 @@ from ..engines.memory import keep_freed_memory
 from ..engines.stream import Server, StreamClient
 from ..errors import FedoptError, MessageError
 from ..experiment import pick_device
-from ..flower import DiskStates, FederatedClient, ModelPool
+from ..flower import ClientStates, DiskStates, FederatedClient, ModelPool
 from ..flower.messages import Instruction, Scalar
 from ..imports import is_import_path
 from ..models import make_model
@@ -37,8 +37,8 @@ class ClientHost:
     it cannot name: a `module:attribute` counts only if this configuration names the same one.
     """
 
-    def __init__(self, config: RunConfig, client_ids: Sequence[ClientId], state: Path) -> None:
-        self._config, self._ids, self._state = config, list(client_ids), state
+    def __init__(self, config: RunConfig, client_ids: Sequence[ClientId]) -> None:
+        self._config, self._ids = config, list(client_ids)
         self._device = pick_device(config.training.device)
         self._lock = threading.Lock()
         self._data: dict[ClientId, ClientData] = {}
@@ -47,6 +47,8 @@ class ClientHost:
 
     def data(self, client_id: ClientId, facts: dict[str, Scalar]) -> ClientData:
         """Return a client's data; all clients' data is loaded at once when one first asks."""
+        federation = self._config.federation
+        facts = {"num_clients": federation.num_clients, "seed": federation.seed, **facts}
         with self._lock:
             if not self._data or facts != self._facts:
                 told = [f"federation.{key}={value!r}" for key, value in facts.items()]
@@ -90,16 +92,17 @@ class ClientHost:
             stochastic=draws_random_numbers(model, next(iter(self._data.values()))),
         )
 
-    def states(self, run: str) -> DiskStates:
-        """Return where the states of that run lie; runs never read each other's."""
-        return DiskStates(self._state / f"run-{run}")
-
 
 class HostedClient:
-    """One client of a host. Each message is answered by a `FederatedClient` made for it."""
+    """One client of a host. Each message is answered by a `FederatedClient` made for it.
 
-    def __init__(self, client_id: ClientId, host: ClientHost) -> None:
-        self._client_id, self._host = client_id, host
+    `states` returns where the states of a run lie; runs never read each other's.
+    """
+
+    def __init__(
+        self, client_id: ClientId, host: ClientHost, states: Callable[[str], ClientStates]
+    ) -> None:
+        self._client_id, self._host, self._states = client_id, host, states
         self._facts: dict[str, Scalar] = {}
 
     def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
@@ -112,19 +115,29 @@ class HostedClient:
     ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
         told = Instruction.from_config(config)
         data = self._host.data(self._client_id, self._facts)
-        pool, states = self._host.pool(told), self._host.states(told.run)
+        pool, states = self._host.pool(told), self._states(told.run)
         return FederatedClient(self._client_id, data, pool, states).fit(parameters, config)
 
 
+def states_in(directory: Path) -> Callable[[str], DiskStates]:
+    """Return what gives each run a folder of its own in `directory`."""
+    return lambda run: DiskStates(directory / f"run-{run}")
+
+
 def serve_clients(
-    host: ClientHost, client_ids: Sequence[ClientId], server: Server, say: Callable[[str], None]
+    config: RunConfig,
+    client_ids: Sequence[ClientId],
+    state: Path,
+    server: Server,
+    say: Callable[[str], None],
 ) -> list[FedoptError]:
     """Run one stream for each client until the server sends all home; return what ended others.
 
     SIGTERM and Ctrl-C leave at once: what is being trained is not waited for.
     """
     keep_freed_memory()
-    streams = [StreamClient(i, HostedClient(i, host), server, say) for i in client_ids]
+    host, states = ClientHost(config, client_ids), states_in(state)
+    streams = [StreamClient(i, HostedClient(i, host, states), server, say) for i in client_ids]
     errors: list[FedoptError] = []
 
     def run(stream: StreamClient) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from .client import FederatedClient, ModelPool
 from .messages import Instruction
-from .state import ClientStates, DiskStates, MemoryStates
+from .state import ClientStates, ContextStates, DiskStates, MemoryStates
 from .strategy import FederatedStrategy
 
 __all__ = [
     "ClientStates",
+    "ContextStates",
     "DiskStates",
     "FederatedClient",
     "FederatedStrategy",

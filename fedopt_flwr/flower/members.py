@@ -22,7 +22,8 @@ _Answer = TypeVar("_Answer")
 class Members:
     """Connections by client id. Each connection is asked once for its id and example count."""
 
-    def __init__(self) -> None:
+    def __init__(self, facts: dict[str, bool | bytes | float | int | str]) -> None:
+        self.facts = facts  # what a client must know before it can say how many examples it has
         self.max_workers: int | None = None  # connections asked at the same time; None: all
         self.while_waiting: Callable[[], None] = lambda: None  # may raise, to end the wait
         self._ids: dict[str, ClientId] = {}  # Flower's connection id -> client id
@@ -60,13 +61,25 @@ class Members:
         """Ask connections that are new; forget those that are gone."""
         connected = dict(manager.all())
         new = {cid: proxy for cid, proxy in connected.items() if cid not in self._ids}
-        for cid, answer in ask_all(new.items(), _properties, self.max_workers).items():
+        for cid, answer in ask_all(new.items(), self._ask, self.max_workers).items():
             if isinstance(answer, Exception):
                 raise RunError(f"connection {cid}: did not tell its client id: {answer}")
             self._ids[cid] = answer[0]
             self.num_examples[answer[0]] = answer[1]
         self._ids = {cid: self._ids[cid] for cid in connected}
         self._proxies = {self._ids[cid]: proxy for cid, proxy in connected.items()}
+
+    def _ask(self, proxy: ClientProxy) -> tuple[ClientId, int]:
+        reply = proxy.get_properties(GetPropertiesIns(self.facts), timeout=None, group_id=0)
+        if reply.status.code != Code.OK:
+            raise RunError(reply.status.message)
+        client_id, count = reply.properties.get("client_id"), reply.properties.get("num_examples")
+        if not isinstance(client_id, (int, str)) or not isinstance(count, int) or count < 1:
+            raise RunError(
+                f"it answered client_id {client_id!r} and num_examples {count!r}; the id must be a "
+                "number or a name, and every client needs at least one example"
+            )
+        return client_id, count
 
     def id_of(self, proxy: ClientProxy) -> ClientId:
         """Return the client id behind a connection."""
@@ -103,16 +116,3 @@ def ask_all(
         return {
             cid: answer for (cid, _), answer in zip(pending, pool.map(ask, pending), strict=True)
         }
-
-
-def _properties(proxy: ClientProxy) -> tuple[ClientId, int]:
-    reply = proxy.get_properties(GetPropertiesIns({}), timeout=None, group_id=0)
-    if reply.status.code != Code.OK:
-        raise RunError(reply.status.message)
-    client_id, count = reply.properties.get("client_id"), reply.properties.get("num_examples")
-    if not isinstance(client_id, (int, str)) or not isinstance(count, int) or count < 1:
-        raise RunError(
-            f"it answered client_id {client_id!r} and num_examples {count!r}; the id must be a "
-            "number or a name, and every client needs at least one example"
-        )
-    return client_id, count

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
+import torch
+from flwr.app import Array, ArrayRecord, RecordDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
@@ -110,6 +112,36 @@ class DiskStates:
     def _versions(self, client_id: ClientId) -> list[int]:
         found = self._path(client_id, 0).parent.glob("round-*.safetensors")
         return sorted(int(path.stem.removeprefix("round-")) for path in found)
+
+
+class ContextStates:
+    """States in Flower's `context.state`, which its runtimes keep for a node between messages."""
+
+    def __init__(self, records: RecordDict, run: str) -> None:
+        self._records, self._prefix = records, f"fedopt-{run}"
+
+    def load(self, client_id: ClientId, version: int) -> ClientState:
+        key = self._key(client_id, version)
+        if key not in self._records.array_records:
+            raise _lost(client_id, version, self._versions(client_id))
+        arrays = self._records.array_records[key]
+        return {name: torch.tensor(array.numpy()) for name, array in arrays.items()}
+
+    def save(self, client_id: ClientId, version: int, state: ClientState) -> None:
+        arrays = {name: Array(array.detach().cpu().numpy()) for name, array in state.items()}
+        self._records[self._key(client_id, version)] = ArrayRecord(arrays)
+
+    def prune(self, client_id: ClientId, keep: Collection[int]) -> None:
+        for version in self._versions(client_id):
+            if version not in keep:
+                del self._records[self._key(client_id, version)]
+
+    def _key(self, client_id: ClientId, version: int) -> str:
+        return f"{self._prefix}/{client_id}/{version}"
+
+    def _versions(self, client_id: ClientId) -> list[int]:
+        own = f"{self._prefix}/{client_id}/"
+        return sorted(int(key.removeprefix(own)) for key in self._records if key.startswith(own))
 
 
 def _lost(client_id: ClientId, version: int, found: list[int]) -> MessageError:

@@ -76,7 +76,7 @@ class FederatedStrategy(Strategy):
         self._evaluate, self._evaluate_every = evaluate, evaluate_every
         self._on_start, self.on_round = on_start, on_round
         self._in_memory, self._resume = in_memory, resume
-        self.members = Members()
+        self.members = Members({"num_clients": federation.num_clients, "seed": federation.seed})
         self._buffers: dict[str, Tensor] = dict(resume.buffers if resume else {})
         self._averages_buffers = federation.buffers == "average" and model.has_buffers
         self.versions: dict[ClientId, int] = dict(resume.versions if resume else {})

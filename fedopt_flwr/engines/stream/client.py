@@ -12,10 +12,8 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
-import numpy as np
 from flwr.common import (
     Code,
     FitRes,
@@ -35,8 +33,9 @@ from flwr.proto.transport_pb2_grpc import FlowerServiceStub
 
 from ...algorithm import ClientId
 from ...errors import ConfigError, FedoptError, RunError
-from ...flower.messages import Scalar, to_arrays
+from ...flower.messages import to_arrays
 from ...seeding import derive
+from ..answering import Answering
 from .protocol import CLAIM_KEY, LARGEST_MESSAGE, RUN_IS_OVER, Claim, channel_options
 from .tls import ClientTls, explain
 
@@ -57,16 +56,6 @@ class Server:
     address: str
     tls: ClientTls | None
     keep_alive_seconds: float
-
-
-class Answering(Protocol):
-    """What answers the server: these two methods of Flower's NumPyClient."""
-
-    def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]: ...
-
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Scalar]
-    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]: ...
 
 
 class StreamClient:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from concurrent import futures
-from typing import Any
 
 import grpc
 from flwr.common import Code, GetPropertiesIns
@@ -101,9 +100,9 @@ class Desk(SimpleClientManager):
     def _introduce(self, proxy: StreamProxy) -> None:
         client_id = proxy.seat.client_id
         federation = self._federation
-        facts: dict[str, Any] = {"num_clients": federation.num_clients, "seed": federation.seed}
         try:
-            answer = proxy.introduce(GetPropertiesIns(facts), federation.start_timeout)
+            question = GetPropertiesIns(self._members.facts)
+            answer = proxy.introduce(question, federation.start_timeout)
         except GrpcBridgeClosed:
             return
         count = answer.properties.get("num_examples")

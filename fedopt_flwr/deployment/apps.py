@@ -1,0 +1,145 @@
+"""Runs under Flower's own runtimes: what a ServerApp and a ClientApp of this package do."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from ..algorithm import ClientId
+from ..client_ids import parse_ids
+from ..config import RunConfig
+from ..data import load_test_data
+from ..engines.grid import run_on_grid, run_on_ray
+from ..errors import ConfigError
+from ..experiment import Experiment
+from ..flower import ClientStates, ContextStates
+from ..runs import Listener, Result, Run
+from .clients import ClientHost, HostedClient, states_in
+
+# Keys of Flower's run config, which must all be declared in pyproject.toml with these defaults
+DEFAULTS: dict[str, bool | float | int | str] = {
+    "algorithm": "padamfed",
+    "algorithm-options": "",
+    "config-file": "",
+    "num-clients": 20,
+    "clients-per-round": 5,
+    "num-rounds": 50,
+    "seed": 0,
+    "local-steps": 10,
+    "batch-size": 32,
+    "data": "digits",
+    "model": "mlp",
+    "output-directory": "",
+}
+_PLACES = {
+    "algorithm": "algorithm.name",
+    "num-clients": "federation.num_clients",
+    "clients-per-round": "federation.clients_per_round",
+    "num-rounds": "federation.num_rounds",
+    "seed": "federation.seed",
+    "local-steps": "training.local_steps",
+    "batch-size": "training.batch_size",
+    "data": "data.name",
+    "model": "model.name",
+    "output-directory": "output.directory",
+}
+
+
+def read_run_config(run_config: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration that Flower's run config asks for.
+
+    With `config-file`, that file counts; a key beside it counts where it differs from its default.
+    `algorithm-options` is a TOML fragment: `momentum = 0.5, normalize = false`.
+    """
+    path = str(run_config.get("config-file", "")) or None
+    settings = []
+    for key, place in _PLACES.items():
+        value = run_config.get(key, DEFAULTS[key])
+        if value != "" and (path is None or value != DEFAULTS[key]):
+            settings.append(f"{place}={json.dumps(value)}")
+    options = _read_options(str(run_config.get("algorithm-options", "")))
+    settings += [f"algorithm.{name}={json.dumps(value)}" for name, value in options.items()]
+    return RunConfig.from_file(path, settings)
+
+
+def _read_options(fragment: str) -> dict[str, Any]:
+    try:
+        if "\n" in fragment:
+            return tomllib.loads(fragment)
+        options: dict[str, Any] = tomllib.loads(f"options = {{{fragment}}}")["options"]
+        return options
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"algorithm-options: got {fragment!r}, which is not TOML: {error}; write it as "
+            "'momentum = 0.5, normalize = false'"
+        ) from None
+
+
+def serve_on_grid(config: RunConfig, listener: Listener, grid: Any) -> Result:
+    """Run a federation over the nodes of Flower's grid and write its files."""
+    experiment = Experiment(config, data=load_test_data(config))
+    run = Run(experiment, listener, None, in_memory=False)
+    with run.recording(None):
+        run_on_grid(
+            run.strategy,
+            grid,
+            num_clients=config.federation.num_clients,
+            num_rounds=run.num_rounds,
+            round_timeout=config.federation.round_timeout,
+            threads=config.training.threads,
+        )
+        return run.finish()
+
+
+def client_of_node(config: RunConfig, context: Any) -> HostedClient:
+    """Return the client that a node is.
+
+    Its id is `client-id` of the node config, else `partition-id`, which simulations give. Its state
+    lies in `context.state`, or with `state-dir` in the node config on disk.
+    """
+    node = context.node_config
+    named = node.get("client-id", node.get("partition-id"))
+    if named is None:
+        raise ConfigError(
+            "node config: has no client-id; start the SuperNode with "
+            '--node-config "client-id=0" (0 to N-1, each its own)'
+        )
+    client_id = named if isinstance(named, int) else parse_ids(str(named))[0]
+    directory = node.get("state-dir")
+    states: Callable[[str], ClientStates] = (
+        partial(ContextStates, context.state) if directory is None else states_in(Path(directory))
+    )
+    simulated = "client-id" not in node
+    ids = tuple(range(config.federation.num_clients)) if simulated else (client_id,)
+    host = _host(json.dumps(config.to_dict()), config.import_folders[0], ids)
+    return HostedClient(client_id, host, states)
+
+
+@lru_cache(maxsize=1)
+def _host(config: str, folder: Path, client_ids: tuple[ClientId, ...]) -> ClientHost:
+    """One host for all messages of a process: data and model are made once."""
+    return ClientHost(RunConfig(**json.loads(config)).looking_in(folder), client_ids)
+
+
+def simulate_on_ray(
+    config: RunConfig, listener: Listener, *, cpus_per_client: float, gpus_per_client: float
+) -> Result:
+    """Run a federation on Flower's simulation with Ray, one virtual node a client."""
+    results: list[Result] = []
+    values, folder = config.to_dict(), config.import_folders[0]
+    run_on_ray(
+        lambda grid, context: results.append(serve_on_grid(config, listener, grid)),
+        _client_maker(values, folder),
+        num_clients=config.federation.num_clients,
+        cpus_per_client=cpus_per_client,
+        gpus_per_client=gpus_per_client,
+    )
+    return results[0]
+
+
+def _client_maker(values: dict[str, Any], folder: Path) -> Callable[[Any], HostedClient]:
+    return lambda context: client_of_node(RunConfig(**values).looking_in(folder), context)
