@@ -1,0 +1,85 @@
+"""Our clients in anyone's ClientApp: the user's module, loss and data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from flwr.app import Context
+from torch import nn
+from torch.nn import functional
+
+from ..algorithm import ClientId
+from ..data import as_client_data
+from ..errors import ConfigError, MessageError
+from ..objectives import Loss, Metric, draws_random_numbers
+from ..vectors import FlatModel
+from .client import FederatedClient, ModelPool
+from .messages import Instruction, Scalar
+from .state import ContextStates, DiskStates, MemoryStates
+
+
+class AppClient(FederatedClient):
+    """Base of `fedopt_flwr.clients`: answers the strategy of the same rule.
+
+    `dataset` is any map-style data set of (input, target) pairs; `loss(outputs, targets)` returns
+    the mean over a batch. The id is `client_id`, else `client-id` or `partition-id` of the node
+    config. What must outlive a message lies in `context.state`, or with `state_dir` on disk.
+    """
+
+    algorithm: ClassVar[str]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: Any,
+        *,
+        context: Context | None = None,
+        client_id: ClientId | None = None,
+        loss: Loss = functional.cross_entropy,
+        metric: Metric | None = None,
+        device: str | torch.device | None = None,
+        state_dir: Path | str | None = None,
+    ) -> None:
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        data = as_client_data(dataset).on_device(place)
+        flat = FlatModel(model, place)
+        pool = ModelPool(
+            [flat],
+            loss,
+            model_name="",
+            loss_name="",
+            stochastic=draws_random_numbers(flat, data),
+            metric=metric,
+        )
+        self._context, self._state_dir = context, state_dir
+        super().__init__(_identity(client_id, context), data, pool, MemoryStates())
+
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Scalar]
+    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
+        try:
+            told = Instruction.from_config(config)
+        except MessageError as error:
+            return [], 0, {"error": str(error)}
+        if told.algorithm != self.algorithm:
+            text = f"the strategy runs {told.algorithm!r}, {type(self).__name__} {self.algorithm!r}"
+            return [], 0, {"error": f"{text}; take the client of that rule"}
+        if self._state_dir is not None:
+            self._states = DiskStates(Path(self._state_dir) / f"run-{told.run}")
+        elif self._context is not None:
+            self._states = ContextStates(self._context.state, told.run)
+        return super().fit(parameters, config)
+
+
+def _identity(client_id: ClientId | None, context: Context | None) -> ClientId:
+    node: dict[str, Any] = {} if context is None else dict(context.node_config)
+    for named in (client_id, node.get("client-id"), node.get("partition-id")):
+        if named is not None:
+            return int(named) if isinstance(named, str) and named.isdigit() else named
+    raise ConfigError(
+        "client_id: none given, and the node config has neither client-id nor partition-id; pass "
+        "client_id or a context that has one"
+    )

@@ -1,0 +1,156 @@
+"""Our strategies in anyone's ServerApp: the user's module and functions, no configuration file."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+from flwr.common import FitRes, Parameters
+from flwr.server.client_proxy import ClientProxy
+from pydantic import ValidationError
+from torch import nn
+
+from ..algorithm import Algorithm
+from ..config import RunConfig, validation_problems
+from ..errors import ConfigError
+from ..metrics import RoundRecord
+from ..vectors import FlatModel
+from .messages import Instruction, Scalar, to_arrays
+from .replies import own_metrics
+from .strategy import FederatedStrategy
+
+Metrics = dict[str, Scalar]
+EvaluateFn = Callable[[int, list[np.ndarray], Metrics], tuple[float, Metrics] | None]
+
+
+class StrategyOptions(TypedDict, total=False):
+    """What every strategy of `fedopt_flwr.strategies` takes beside its own arguments.
+
+    The three functions are Flower's: `evaluate_fn(round, arrays in state_dict order, {})` returns
+    loss and metrics, `on_fit_config_fn(round)` what each client's `fit` finds in its config beside
+    our own keys, `fit_metrics_aggregation_fn([(num_examples, metrics), ...])` the round's metrics.
+    """
+
+    seed: int  # 0
+    local_steps: int  # 10 unless local_epochs is given
+    local_epochs: int
+    batch_size: int  # 32; 0 is the full local data
+    weight_decay: float  # 0
+    weighting: Literal["uniform", "examples"]
+    buffers: Literal["average", "local"]
+    min_replies: int  # 1; with fewer a round moves nothing
+    start_timeout: float  # 600 s to wait for all clients
+    threads: int  # 1; intra-op threads of a client
+    evaluate_fn: EvaluateFn
+    on_fit_config_fn: Callable[[int], Metrics]
+    fit_metrics_aggregation_fn: Callable[[list[tuple[int, Metrics]]], Metrics]
+    on_round: Callable[[RoundRecord], None]
+
+
+_FEDERATION = ("seed", "weighting", "buffers", "min_replies", "start_timeout")
+_TRAINING = ("local_steps", "local_epochs", "batch_size", "weight_decay", "threads")
+
+
+def make_rule(kind: type[Algorithm], hyperparameters: dict[str, Any]) -> Algorithm:
+    """Return the rule; ConfigError names every hyperparameter that is wrong."""
+    try:
+        return kind(**hyperparameters)
+    except ValidationError as error:
+        raise ConfigError(validation_problems(error, kind, at=kind.name)) from None
+
+
+class AppStrategy(FederatedStrategy):
+    """Base of `fedopt_flwr.strategies`; `rounds` holds the record of every round so far."""
+
+    def __init__(
+        self,
+        rule: Algorithm,
+        model: nn.Module,
+        num_clients: int,
+        clients_per_round: int,
+        num_rounds: int,
+        options: StrategyOptions,
+    ) -> None:
+        unknown = options.keys() - StrategyOptions.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"{type(self).__name__}: unknown argument {sorted(unknown)[0]!r}")
+        sizes = {
+            "num_clients": num_clients,
+            "clients_per_round": clients_per_round,
+            "num_rounds": num_rounds,
+        }
+        config = RunConfig(
+            federation=sizes | {key: options[key] for key in _FEDERATION if key in options},
+            training={key: options[key] for key in _TRAINING if key in options},
+        )
+        flat = FlatModel(model)
+        self.rounds: list[RoundRecord] = []
+        self._also_on_round = options.get("on_round", lambda record: None)
+        self._evaluate_fn = options.get("evaluate_fn")
+        self._fit_metrics = options.get("fit_metrics_aggregation_fn")
+        super().__init__(
+            rule,
+            flat,
+            config.federation,
+            config.training,
+            template=_template(config, flat),
+            on_round=self._keep,
+        )
+        self.extra_config = options.get("on_fit_config_fn", self.extra_config)
+
+    def _keep(self, record: RoundRecord) -> None:
+        self.rounds.append(record)
+        self._also_on_round(record)
+
+    def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, Metrics] | None:
+        """Call the user's `evaluate_fn`, then publish the round's record."""
+        outcome = None
+        if self._evaluate_fn is not None:
+            outcome = self._evaluate_fn(server_round, to_arrays(parameters), {})
+        if outcome is not None:
+            self.record.test_loss, accuracy = float(outcome[0]), outcome[1].get("accuracy")
+            self.record.test_accuracy = None if accuracy is None else float(accuracy)
+        super().evaluate(server_round, parameters)
+        return outcome
+
+    def aggregate_fit(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, FitRes]],
+        failures: list[tuple[ClientProxy, FitRes] | BaseException],
+    ) -> tuple[Parameters | None, Metrics]:
+        parameters, metrics = super().aggregate_fit(server_round, results, failures)
+        if self._fit_metrics is not None:
+            counted = [
+                (self.state.plan.num_examples[i], own_metrics(result))
+                for i, result in sorted(((self.members.id_of(p), r) for p, r in results), key=_id)
+                if i in self.record.clients
+            ]
+            metrics = self._fit_metrics(counted)
+        return parameters, metrics
+
+
+def _id(item: tuple[Any, FitRes]) -> Any:
+    return item[0]
+
+
+def _template(config: RunConfig, model: FlatModel) -> Instruction:
+    """The user's apps hold module, loss and data, so nothing of them is told."""
+    training, federation = config.training, config.federation
+    return Instruction(
+        run=uuid.uuid4().hex,
+        model="",
+        model_options="{}",
+        input_shape="[]",
+        num_classes=0,
+        loss="",
+        seed=federation.seed,
+        threads=training.threads,
+        local_steps=training.local_steps or 0,
+        local_epochs=training.local_epochs or 0,
+        batch_size=training.batch_size,
+        weight_decay=training.weight_decay,
+        buffers=federation.buffers if model.has_buffers else "none",
+    )

@@ -1,0 +1,243 @@
+"""Under Flower's own runtimes: Ray, and a real SuperLink with SuperNodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import RecordDict
+from test_federation import Processes, free_port, require_c_is_the_mean, wait_until
+
+from fedopt_flwr import ConfigError, MessageError, RunConfig, simulate
+from fedopt_flwr.deployment.apps import DEFAULTS, client_of_node, read_run_config
+from fedopt_flwr.flower import ContextStates
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+RULES = ("fedavg", "scaffold_m", "padamfed")
+
+
+def test_pyproject_declares_the_keys_that_are_read() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert declared["config"] == DEFAULTS
+    assert read_run_config(DEFAULTS).to_dict() == RunConfig().to_dict()
+
+
+def test_run_config_keys_reach_their_places() -> None:
+    config = read_run_config(
+        {**DEFAULTS, "algorithm": "fedavg_m", "num-rounds": 7, "data": "synthetic"}
+        | {"algorithm-options": "momentum = 0.5, client_learning_rate = 0.1"}
+    )
+    assert config.algorithm.hyperparameters == {"momentum": 0.5, "client_learning_rate": 0.1}
+    assert (config.algorithm.name, config.data.name) == ("fedavg_m", "synthetic")
+    assert config.federation.num_rounds == 7
+
+
+def test_a_config_file_counts_and_keys_beside_it_where_they_are_not_the_default(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text("[federation]\nnum_rounds = 9\nseed = 3\n[algorithm]\nname = 'scaffold'\n")
+    config = read_run_config({**DEFAULTS, "config-file": str(path), "seed": 4})
+    assert (config.federation.num_rounds, config.federation.seed) == (9, 4)
+    assert config.algorithm.name == "scaffold"
+
+
+def test_options_that_are_no_toml_are_refused_with_an_example() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm-options: got 'momentum: 1'.*write it as"):
+        read_run_config({**DEFAULTS, "algorithm-options": "momentum: 1"})
+
+
+def test_a_node_without_an_id_is_told_how_to_get_one() -> None:
+    context = SimpleNamespace(node_config={}, state=RecordDict())
+    with pytest.raises(ConfigError, match=r'--node-config "client-id=0"'):
+        client_of_node(RunConfig(), context)
+
+
+def test_states_in_a_context_are_kept_by_run_client_and_version() -> None:
+    records = RecordDict()
+    states = ContextStates(records, "a")
+    for version in (0, 2):
+        states.save(1, version, {"control_variate": torch.full((3,), float(version))})
+    states.save(11, 2, {"control_variate": torch.ones(3)})
+    assert ContextStates(records, "a").load(1, 2)["control_variate"].tolist() == [2.0] * 3
+    states.prune(1, {2})
+    with pytest.raises(MessageError, match=r"client 1: state of round 0 is asked for; has \[2\]"):
+        states.load(1, 0)
+    assert states.load(11, 2)["control_variate"].tolist() == [1.0] * 3
+    with pytest.raises(MessageError, match=r"has \[\]"):
+        ContextStates(records, "b").load(1, 2)
+
+
+def settings_of(rule: str, folder: Path, num_clients: int = 3) -> list[str]:
+    return [
+        f"algorithm.name={rule}",
+        f"federation.num_clients={num_clients}",
+        "federation.clients_per_round=2",
+        "federation.num_rounds=3",
+        f"output.directory={folder}",
+    ]
+
+
+def vector_in(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    running = Processes(tmp_path)
+    yield running
+    running.end()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:algorithm.momentum")
+def test_ray_gives_the_same_bits_as_one_process(processes: Processes) -> None:
+    for rule in RULES:
+        folder = processes.folder / f"ray-{rule}"
+        given = [part for s in settings_of(rule, folder) for part in ("--set", s)]
+        run = processes.start(f"{rule}", "simulate", "--engine", "ray", *given)
+        assert run.ended() == 0, run.log
+        alone = processes.folder / f"alone-{rule}"
+        simulate(RunConfig.from_file(None, settings_of(rule, alone)))
+        assert vector_in(folder) == vector_in(alone)
+
+
+class SuperLink:
+    """A SuperLink and three SuperNodes on free ports, with a Flower home of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home = folder, folder / "flwr"
+        self.home.mkdir()
+        self._control, self._fleet, health = free_port(), free_port(), free_port()
+        connection = f'address = "127.0.0.1:{self._control}"\ninsecure = true\n'
+        (self.home / "config.toml").write_text(f"[superlink.here]\n{connection}")
+        self.environment = os.environ | {
+            "FLWR_HOME": str(self.home),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+        }
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self._link = self._start(
+            "superlink",
+            *("flower-superlink", "--insecure", "--host", "127.0.0.1"),
+            *("--port", self._control, "--fleet-api-address", f"127.0.0.1:{self._fleet}"),
+            *("--health-server-address", f"127.0.0.1:{health}"),
+            "--disable-runtime-dependency-installation",
+        )
+        wait_until(lambda: self._answers(), lambda: (folder / "superlink.log").read_text())
+        for number in range(3):
+            self.start_node(number)
+
+    def _start(self, name: str, *command: object) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [str(BIN / str(command[0])), *map(str, command[1:])],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+
+    def _answers(self) -> bool:
+        result = self._flwr("list", "here")
+        return result.returncode == 0
+
+    def _flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(BIN / "flwr"), *arguments],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+    def start_node(self, number: int) -> None:
+        config = f'client-id={number} state-dir="{self.folder / "state"}"'
+        self.nodes[number] = self._start(
+            f"node-{number}",
+            *("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self._fleet}"),
+            *("--host", "127.0.0.1", "--port", free_port(), "--node-config", config),
+        )
+
+    def stop_node(self, number: int) -> None:
+        os.killpg(self.nodes[number].pid, signal.SIGKILL)
+        self.nodes[number].wait()
+
+    def run(self, run_config: str) -> subprocess.CompletedProcess[str]:
+        return self._flwr("run", str(ROOT), "here", "--stream", "--run-config", run_config)
+
+    def close(self) -> None:
+        for process in [*self.nodes.values(), self._link]:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def superlink(tmp_path: Path) -> Iterator[SuperLink]:
+    link = SuperLink(tmp_path)
+    yield link
+    link.close()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:algorithm.momentum")
+def test_a_superlink_with_three_supernodes_gives_the_same_bits(superlink: SuperLink) -> None:
+    for rule in RULES:
+        folder = superlink.folder / f"link-{rule}"
+        keys = "num-clients=3 clients-per-round=2 num-rounds=3"
+        result = superlink.run(f'{keys} algorithm="{rule}" output-directory="{folder}"')
+        assert (folder / "model.safetensors").exists(), result.stdout + result.stderr
+        alone = superlink.folder / f"alone-{rule}"
+        simulate(RunConfig.from_file(None, settings_of(rule, alone)))
+        assert vector_in(folder) == vector_in(alone)
+
+
+@pytest.mark.slow
+def test_a_supernode_restarted_between_rounds_goes_on_from_its_disk(superlink: SuperLink) -> None:
+    config = superlink.folder / "federation.toml"
+    folder = superlink.folder / "run"
+    config.write_text(
+        f"""
+        [federation]
+        num_clients = 3
+        clients_per_round = 3
+        num_rounds = 4
+        round_timeout = 60.0
+        [output]
+        directory = "{folder}"
+        checkpoint_every = 1
+        """
+    )
+    running = threading.Thread(target=superlink.run, args=(f'config-file="{config}"',))
+    running.start()
+    wait_until(
+        lambda: (folder / "rounds.jsonl").exists() and len(read_records(folder)) >= 2,
+        lambda: "round 1",
+    )
+    superlink.stop_node(1)
+    superlink.start_node(1)
+    running.join(240)
+    records = read_records(folder)
+    assert [r["round"] for r in records] == [0, 1, 2, 3, 4]
+    assert records[-1]["clients"] == [0, 1, 2]
+    require_c_is_the_mean(superlink.folder)
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]

@@ -1,0 +1,184 @@
+"""Our strategies and clients in a user's own Flower app."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import RecordDict
+from flwr.server.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    Strategy,
+)
+from helpers import as_datasets, linear_model, softmax_clients
+
+from fedopt_flwr import ConfigError, RunError, clients, simulate, strategies
+from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.engines.in_process import run_in_process
+from fedopt_flwr.flower import MemoryStates
+from fedopt_flwr.flower.app_client import AppClient
+
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
+DATA = as_datasets(softmax_clients([9, 14, 6]))
+SIZES = {"num_clients": 3, "clients_per_round": 2, "num_rounds": 4}
+NAMES = {rule.__name__: name for name, rule in ALGORITHMS.items()}
+
+
+def contexts() -> list[Any]:
+    return [SimpleNamespace(node_config={"partition-id": i}, state=RecordDict()) for i in range(3)]
+
+
+def make_clients(kind: type[AppClient], nodes: list[Any]) -> list[AppClient]:
+    return [
+        kind(linear_model(), data, context=node, device="cpu")
+        for data, node in zip(DATA, nodes, strict=True)
+    ]
+
+
+def run(strategy: Strategy, members: list[Any], rounds: int = 4) -> None:
+    run_in_process(strategy, members, MemoryStates(), num_rounds=rounds)  # type: ignore[arg-type]
+
+
+def test_there_is_a_strategy_and_a_client_for_every_rule() -> None:
+    assert set(strategies.__all__) == {*NAMES, "StrategyOptions"}
+    assert set(clients.__all__) == {f"{name}Client" for name in NAMES}
+    for name, rule in NAMES.items():
+        assert getattr(clients, f"{name}Client").algorithm == rule
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_strategy_takes_its_rules_hyperparameters_with_their_defaults(name: str) -> None:
+    parameters = inspect.signature(getattr(strategies, name)).parameters
+    fixed = {"model", "num_clients", "clients_per_round", "num_rounds", "options"}
+    own = {key: value.default for key, value in parameters.items() if key not in fixed}
+    fields = ALGORITHMS[NAMES[name]].model_fields
+    assert own == {key: field.default for key, field in fields.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_own_apps_give_the_same_bits_as_a_simulation(name: str) -> None:
+    strategy = getattr(strategies, name)(
+        linear_model(), **SIZES, local_steps=3, batch_size=4, seed=5
+    )
+    run(strategy, make_clients(getattr(clients, f"{name}Client"), contexts()))
+    config = {
+        "algorithm": {"name": NAMES[name]},
+        "federation": SIZES | {"seed": 5},
+        "training": {"local_steps": 3, "batch_size": 4, "device": "cpu"},
+    }
+    expected = simulate(config, model=linear_model, client_data=DATA)
+    assert strategy.model.vector.numpy().tobytes() == expected.parameters.tobytes()
+    assert [r.train_loss for r in strategy.rounds] == [r.train_loss for r in expected.rounds]
+
+
+def test_state_lives_in_the_context_and_new_client_objects_find_it() -> None:
+    """Simulation and SuperNodes make a new client object for every message."""
+    nodes = contexts()
+
+    class Fresh(clients.ScaffoldMClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            place = self._context.node_config["partition-id"]
+            again = clients.ScaffoldMClient(
+                linear_model(), DATA[place], context=nodes[place], device="cpu"
+            )
+            return again.fit(parameters, config)
+
+    results = []
+    for kind in (Fresh, clients.ScaffoldMClient):
+        nodes[:] = contexts()
+        strategy = strategies.ScaffoldM(linear_model(), **SIZES)
+        run(strategy, make_clients(kind, nodes))
+        results.append(strategy.model.vector.clone())
+        assert strategy.rounds[-1].failures == 0
+    assert torch.equal(*results)
+
+
+def test_flowers_three_functions_work_as_in_its_own_strategies() -> None:
+    seen: dict[str, list[Any]] = {"evaluate": [], "config": [], "metrics": []}
+
+    def evaluate(server_round: int, arrays: list[np.ndarray], config: Any) -> Any:
+        seen["evaluate"].append((server_round, [a.shape for a in arrays]))
+        return 0.5, {"accuracy": 0.25}
+
+    class Curious(clients.FedAvgClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            seen["config"].append(config["temperature"])
+            arrays, count, report = super().fit(parameters, config)
+            return arrays, count, {**report, "humidity": 2.0 * self.client_id}
+
+    def aggregate(metrics: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+        seen["metrics"].append([(n, m["humidity"]) for n, m in metrics])
+        return {"humidity": 1.0}
+
+    strategy = strategies.FedAvg(
+        linear_model(),
+        **SIZES | {"clients_per_round": 3, "num_rounds": 2},
+        evaluate_fn=evaluate,
+        on_fit_config_fn=lambda server_round: {"temperature": 10 * server_round},
+        fit_metrics_aggregation_fn=aggregate,
+    )
+    run(strategy, make_clients(Curious, contexts()), rounds=2)
+    assert seen["evaluate"] == [(r, [(3, 4), (3,)]) for r in (0, 1, 2)]
+    assert seen["config"] == [10] * 3 + [20] * 3
+    assert seen["metrics"] == [[(9, 0.0), (14, 2.0), (6, 4.0)]] * 2
+    assert [r.test_accuracy for r in strategy.rounds] == [0.25, 0.25]
+
+
+def test_the_client_of_another_rule_is_told_so() -> None:
+    strategy = strategies.FedAvg(linear_model(), **SIZES)
+    run(strategy, make_clients(clients.FedProxClient, contexts()), rounds=1)
+    errors = [e["error"] for e in strategy.rounds[0].errors]
+    assert errors == ["the strategy runs 'fedavg', FedProxClient 'fedprox'; take the client of that rule"] * 2
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"padamfed\.momentum: got 1\.5"):
+        strategies.PAdaMFed(linear_model(), **SIZES, momentum=1.5)
+    with pytest.raises(ConfigError, match=r"federation\.clients_per_round: got 9"):
+        strategies.FedAvg(linear_model(), **SIZES | {"clients_per_round": 9})
+    with pytest.raises(TypeError, match="FedAvg: unknown argument 'rounds'"):
+        strategies.FedAvg(linear_model(), **SIZES, rounds=3)
+    with pytest.raises(ConfigError, match="neither client-id nor partition-id"):
+        clients.FedAvgClient(linear_model(), DATA[0])
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: DifferentialPrivacyServerSideFixedClipping(s, 1.0, 1.0, 2),
+        lambda s: DifferentialPrivacyServerSideAdaptiveClipping(s, 1.0, 2),
+        lambda s: DifferentialPrivacyClientSideFixedClipping(s, 1.0, 1.0, 2),
+        lambda s: DifferentialPrivacyClientSideAdaptiveClipping(s, 1.0, 2),
+    ],
+)
+def test_flowers_privacy_wrappers_are_refused_before_anything_is_asked(wrap: Any) -> None:
+    strategy = strategies.FedAvg(linear_model(), **SIZES)
+    wrapped = wrap(strategy)
+    for name in ("members", "versions", "asked"):
+        setattr(wrapped, name, getattr(strategy, name))
+    with pytest.raises(RunError, match=r"DifferentialPrivacy.*noise would be dropped"):
+        run(wrapped, make_clients(clients.FedAvgClient, contexts()))
+    assert strategy.rounds == []
+
+
+def test_a_wrapper_that_leaves_the_arrays_alone_works() -> None:
+    class Logging:
+        def __init__(self, inner: Strategy) -> None:
+            self.inner, self.calls = inner, []
+
+        def __getattr__(self, name: str) -> Any:
+            self.calls.append(name)
+            return getattr(self.inner, name)
+
+    strategy = strategies.FedAvg(linear_model(), **SIZES)
+    wrapped = Logging(strategy)
+    run(wrapped, make_clients(clients.FedAvgClient, contexts()))  # type: ignore[arg-type]
+    assert wrapped.calls.count("aggregate_fit") == 4
+    assert len(strategy.rounds) == 4
