@@ -18,9 +18,9 @@ from .data.federated import require_examples
 from .errors import ConfigError, unknown_name
 from .flower import ModelPool
 from .flower.messages import Instruction
-from .flower.strategy import Evaluation
 from .models import make_model, seeded_module
 from .objectives import (
+    Evaluation,
     Loss,
     Metric,
     draws_random_numbers,

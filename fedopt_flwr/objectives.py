@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,15 @@ class ModelObjective:
 def client_seed(seed: int, client_id: int | str, round_number: int, purpose: str) -> int:
     """Return the seed of what a client draws for one purpose in one round."""
     return derive(seed, purpose, client_id, round_number)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss and metric over the test data."""
+
+    loss: float
+    metric: float | None
+    metric_name: str
 
 
 @torch.no_grad()

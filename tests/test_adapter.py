@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from fedopt_flwr.errors import MessageError, RunError
 from fedopt_flwr.flower import FederatedClient, MemoryStates
-from fedopt_flwr.flower.messages import decode, encode, encoded_bytes, to_arrays
+from fedopt_flwr.flower.messages import ROUND, decode, encode, encoded_bytes, to_arrays
 from fedopt_flwr.sampling import sample_uniform, sorted_ids
 
 CLIENTS = as_datasets(softmax_clients([20, 6, 12, 30, 9]))
@@ -43,7 +43,7 @@ class Faulty(FederatedClient):
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
         answer = super().fit(parameters, config)
-        return self._spoil(*answer) if config["round"] in self._bad_rounds else answer
+        return self._spoil(*answer) if config[ROUND] in self._bad_rounds else answer
 
 
 def spoilt(client_id: int, rounds: set[int], spoil: Any) -> Any:

@@ -135,7 +135,10 @@ def test_the_client_of_another_rule_is_told_so() -> None:
     strategy = strategies.FedAvg(linear_model(), **SIZES)
     run(strategy, make_clients(clients.FedProxClient, contexts()), rounds=1)
     errors = [e["error"] for e in strategy.rounds[0].errors]
-    assert errors == ["the strategy runs 'fedavg', FedProxClient 'fedprox'; take the client of that rule"] * 2
+    assert (
+        errors
+        == ["the strategy runs 'fedavg', FedProxClient 'fedprox'; take the client of that rule"] * 2
+    )
 
 
 def test_bad_arguments_are_named() -> None:
@@ -153,9 +156,9 @@ def test_bad_arguments_are_named() -> None:
     "wrap",
     [
         lambda s: DifferentialPrivacyServerSideFixedClipping(s, 1.0, 1.0, 2),
-        lambda s: DifferentialPrivacyServerSideAdaptiveClipping(s, 1.0, 2),
+        lambda s: DifferentialPrivacyServerSideAdaptiveClipping(s, 0.01, 2),
         lambda s: DifferentialPrivacyClientSideFixedClipping(s, 1.0, 1.0, 2),
-        lambda s: DifferentialPrivacyClientSideAdaptiveClipping(s, 1.0, 2),
+        lambda s: DifferentialPrivacyClientSideAdaptiveClipping(s, 0.01, 2),
     ],
 )
 def test_flowers_privacy_wrappers_are_refused_before_anything_is_asked(wrap: Any) -> None:

@@ -32,6 +32,7 @@ from fedopt_flwr.engines.stream import Roster
 from fedopt_flwr.engines.stream.protocol import CLAIM_KEY, Claim
 from fedopt_flwr.experiment import Experiment
 from fedopt_flwr.flower import DiskStates
+from fedopt_flwr.flower.messages import ROUND
 from fedopt_flwr.flower.sizes import message_bytes, require_messages_fit
 from fedopt_flwr.outputs import RunDirectory
 from fedopt_flwr.runs import Silent
@@ -60,7 +61,7 @@ class Faulty:
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
         answer = self._client.fit(parameters, config)
-        if config["round"] != self._in_round:
+        if config[ROUND] != self._in_round:
             return answer
         return self._fault(*answer)
 

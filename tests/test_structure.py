@@ -37,6 +37,8 @@ ROOMS = {
     "runs": 4,
     "simulation": 4,
     "deployment": 4,
+    "strategies": 4,
+    "clients": 4,
     "cli": 5,
     "__main__": 5,
 }

@@ -22,7 +22,7 @@ from flwr.server import Server, SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 
 from ..flower import ClientStates, FederatedClient, FederatedStrategy
-from ..flower.messages import IN_MEMORY, NEVER, to_arrays
+from ..flower.messages import IN_MEMORY, NEVER, PHASE, to_arrays
 
 _OK = Status(Code.OK, "")
 
@@ -105,7 +105,7 @@ class _DirectProxy(ClientProxy):
         if timeout is not None and seconds > timeout:
             late = f"answered after {seconds:.1f} s; federation.round_timeout is {timeout:g} s"
             report = {"error": late}
-        if ins.config["phase"] == "train":  # uploads of the start pass are the states themselves
+        if ins.config[PHASE] == "train":  # uploads of the start pass are the states themselves
             arrays = [self._slots.keep(array) for array in arrays]
         parameters = Parameters(tensors=arrays, tensor_type=IN_MEMORY)  # type: ignore[arg-type]
         return FitRes(_OK, parameters, num_examples, report)

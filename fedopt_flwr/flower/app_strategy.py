@@ -81,13 +81,14 @@ class AppStrategy(FederatedStrategy):
             "clients_per_round": clients_per_round,
             "num_rounds": num_rounds,
         }
+        given: dict[str, Any] = {**options}
         config = RunConfig(
-            federation=sizes | {key: options[key] for key in _FEDERATION if key in options},
-            training={key: options[key] for key in _TRAINING if key in options},
+            federation=sizes | {key: given[key] for key in _FEDERATION if key in given},
+            training={key: given[key] for key in _TRAINING if key in given},
         )
         flat = FlatModel(model)
         self.rounds: list[RoundRecord] = []
-        self._also_on_round = options.get("on_round", lambda record: None)
+        self._also_on_round: Callable[[RoundRecord], None] = options.get("on_round", _ignore)
         self._evaluate_fn = options.get("evaluate_fn")
         self._fit_metrics = options.get("fit_metrics_aggregation_fn")
         super().__init__(
@@ -98,7 +99,8 @@ class AppStrategy(FederatedStrategy):
             template=_template(config, flat),
             on_round=self._keep,
         )
-        self.extra_config = options.get("on_fit_config_fn", self.extra_config)
+        if "on_fit_config_fn" in options:
+            self.extra_config = options["on_fit_config_fn"]
 
     def _keep(self, record: RoundRecord) -> None:
         self.rounds.append(record)
@@ -130,6 +132,9 @@ class AppStrategy(FederatedStrategy):
             ]
             metrics = self._fit_metrics(counted)
         return parameters, metrics
+
+
+def _ignore(record: RoundRecord) -> None: ...
 
 
 def _id(item: tuple[Any, FitRes]) -> Any:

@@ -20,14 +20,19 @@ from ..errors import MessageError
 Scalar = bool | bytes | float | int | str
 Phase = Literal["start", "train"]
 
+PHASE, ROUND = "fedopt.phase", "fedopt.round"  # two keys of an instruction that engines look at
 IN_MEMORY = "memory"  # tensor_type of Parameters whose arrays were never turned into bytes
+_PREFIX = "fedopt."
 _LONGEST_HEADER = 4096  # bytes; plain arrays have 128
 NEVER = -1  # state version of a client whose reply was never counted
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """All that a client is told for one round; each field is one Flower config value."""
+    """All that a client is told for one round; each field is one Flower config value.
+
+    Keys begin with "fedopt.", so that a user's own values can travel beside them.
+    """
 
     run: str  # the same for a run and its resumption, and for no other run
     model: str
@@ -51,19 +56,24 @@ class Instruction:
     oldest_version: int = NEVER  # the version that the server's last checkpoint counts on
 
     def to_config(self) -> dict[str, Scalar]:
-        return asdict(self)
+        return {f"{_PREFIX}{name}": value for name, value in asdict(self).items()}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Instruction:
         """Read an instruction; MessageError names the first field that is missing or foreign."""
         known = {f.name for f in fields(cls)}
-        missing, foreign = known - config.keys(), config.keys() - known
+        own = {
+            key.removeprefix(_PREFIX): value
+            for key, value in config.items()
+            if key.startswith(_PREFIX)
+        }
+        missing, foreign = known - own.keys(), own.keys() - known
         if missing or foreign:
             raise MessageError(
                 f"instruction: lacks {sorted(missing)}, has unknown {sorted(foreign)}; server and "
                 "client must run the same fedopt-flwr version"
             )
-        return cls(**config)
+        return cls(**own)
 
 
 def encode(arrays: Mapping[str, Tensor], *, in_memory: bool = False) -> tuple[str, Parameters]:

@@ -14,7 +14,7 @@ from ..algorithm import ClientId, Plan, Reply
 from ..errors import MessageError
 from ..metrics import RoundRecord
 from ..vectors import is_buffer_name
-from .messages import decode, encoded_bytes, to_arrays
+from .messages import Scalar, decode, encoded_bytes, to_arrays
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,11 @@ def _checked(
     if not (math.isfinite(loss) and math.isfinite(seconds)):
         raise MessageError(f"{sender}: reported loss {loss} and client_seconds {seconds}")
     return Upload(tensors, loss, seconds)
+
+
+def own_metrics(answer: FitRes) -> dict[str, Scalar]:
+    """Return what a user's client reported beside, and of ours what a user may want to average."""
+    return {key: value for key, value in answer.metrics.items() if key != "arrays"}
 
 
 def weigh(uploads: Mapping[ClientId, Upload], order: Iterable[ClientId], plan: Plan) -> list[Reply]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters, ndarrays_to_parameters
 from flwr.server.client_manager import ClientManager
@@ -16,7 +16,7 @@ from ..algorithm import Algorithm, ClientId, Plan, Reply, ServerState
 from ..config import FederationSection, TrainingSection
 from ..errors import RunError
 from ..metrics import RoundRecord
-from ..objectives import num_steps
+from ..objectives import Evaluation, num_steps
 from ..outputs import Snapshot
 from ..sampling import importances, sample_uniform
 from ..vectors import FlatModel, average_buffers, is_buffer_name
@@ -33,17 +33,9 @@ from .messages import (
     to_arrays,
 )
 from .replies import Upload, accept, close, weigh
+from .wrappers import refuse_privacy_wrappers
 
 Fit = tuple[ClientProxy, FitRes]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Loss and metric over the test data."""
-
-    loss: float
-    metric: float | None
-    metric_name: str
 
 
 class FederatedStrategy(Strategy):
@@ -83,15 +75,16 @@ class FederatedStrategy(Strategy):
         self.durable_versions: dict[ClientId, int] = dict(self.versions)  # of the last checkpoint
         self.asked: list[ClientId] = []  # in the current round
         self._rounds_before = resume.round if resume else 0
-        self._record = RoundRecord(self._rounds_before)
+        self.record = RoundRecord(self._rounds_before)
         self._started = 0.0
+        self.extra_config: Callable[[int], dict[str, Scalar]] = lambda server_round: {}
         self.state: ServerState
 
     def snapshot(self) -> Snapshot:
         """Return what a checkpoint must hold of the server."""
         return Snapshot(
             self._template.run,
-            self._record.round,
+            self.record.round,
             self.state.vectors,
             self._buffers,
             dict(self.versions),
@@ -99,6 +92,7 @@ class FederatedStrategy(Strategy):
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Find all clients, fix the plan, run the start pass; called once, before round 1."""
+        refuse_privacy_wrappers()
         federation = self._federation
         self.members.discover(client_manager, federation.num_clients, federation.start_timeout)
         plan = self._make_plan()
@@ -138,13 +132,13 @@ class FederatedStrategy(Strategy):
             missing = [i for i in self.members.ids if i not in uploads]
             if not missing:
                 break
-            self._record.errors.clear()
+            self.record.errors.clear()
             self.members.refresh(client_manager)  # some may have come back on a new connection
             instructions = self._instruct("start", missing, {"model": self.state["model"]})
             answers = self._ask_for_start(instructions)
-            uploads |= accept(missing, answers, expected, self._record)
+            uploads |= accept(missing, answers, expected, self.record)
         if not uploads:
-            raise RunError(f"round 0: no client finished the start pass: {self._record.errors[0]}")
+            raise RunError(f"round 0: no client finished the start pass: {self.record.errors[0]}")
         replies = weigh(uploads, self.members.ids, self.state.plan)
         self.state = self.rule.server_start(self.state, replies)
         self.asked = list(self.members.ids)
@@ -171,7 +165,7 @@ class FederatedStrategy(Strategy):
         self._begin_round(server_round + self._rounds_before)
         needed, patience = self._federation.min_replies, self._federation.start_timeout
         self.members.gather(client_manager, needed, patience, "federation.min_replies")
-        order = sample_uniform(self.members.ids, self._federation.seed, self._record.round)
+        order = sample_uniform(self.members.ids, self._federation.seed, self.record.round)
         present = [i for i in order if self.members.connected(i) is not None]
         chosen = set(present[: self._federation.clients_per_round])
         ids = [i for i in self.members.ids if i in chosen]
@@ -184,25 +178,25 @@ class FederatedStrategy(Strategy):
         if self._averages_buffers:
             arrays = {**arrays, **self._buffers}
         names, parameters = encode(arrays, in_memory=self._in_memory)
-        self._record.downlink_bytes += len(ids) * encoded_bytes(to_arrays(parameters))
-        self._record.downlink_vectors += len(ids) * sum(not is_buffer_name(n) for n in arrays)
+        self.record.downlink_bytes += len(ids) * encoded_bytes(to_arrays(parameters))
+        self.record.downlink_vectors += len(ids) * sum(not is_buffer_name(n) for n in arrays)
         instruction = replace(
             self._template,
             phase=phase,
-            round=self._record.round,
+            round=self.record.round,
             algorithm=self.rule.name,
             hyperparameters=self.rule.model_dump_json(),
             arrays=names,
         )
-        common = instruction.to_config()
+        beside = self.extra_config(self.record.round)
         instructions = []
         for client_id in ids:
             version = self.versions.get(client_id, NEVER)
             durable = self.durable_versions.get(client_id, version)
-            own: dict[str, Scalar] = {"state_version": version, "oldest_version": durable}
+            told = replace(instruction, state_version=version, oldest_version=durable).to_config()
             proxy = self.members.connected(client_id)
             if proxy is not None:
-                instructions.append((proxy, FitIns(parameters, {**common, **own})))
+                instructions.append((proxy, FitIns(parameters, {**beside, **told})))
         return instructions
 
     def aggregate_fit(
@@ -210,11 +204,11 @@ class FederatedStrategy(Strategy):
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         names = self.rule.upload_names
         expected = expected_arrays(names, self.model, with_buffers=self._averages_buffers)
-        uploads = accept(self.asked, self._answers(results, failures), expected, self._record)
+        uploads = accept(self.asked, self._answers(results, failures), expected, self.record)
         needed = self._federation.min_replies
         if len(uploads) < needed:
             reason = f"not counted: {len(uploads)} replies, federation.min_replies is {needed}"
-            self._record.errors += [{"client": i, "error": reason} for i in uploads]
+            self.record.errors += [{"client": i, "error": reason} for i in uploads]
             self._finish_round({})
             return None, {}
         replies = weigh(uploads, self.members.ids, self.state.plan)
@@ -236,14 +230,14 @@ class FederatedStrategy(Strategy):
         return answers | {self.members.id_of(proxy): result for proxy, result in results}
 
     def _begin_round(self, number: int) -> None:
-        self._record = RoundRecord(number)
+        self.record = RoundRecord(number)
         self._started = time.perf_counter()
 
     def _finish_round(self, counted: Mapping[ClientId, Upload]) -> None:
         for client_id in counted:
-            self.versions[client_id] = self._record.round
-        close(self._record, self.asked, counted, self.state.plan.num_examples)
-        self._record.seconds = time.perf_counter() - self._started
+            self.versions[client_id] = self.record.round
+        close(self.record, self.asked, counted, self.state.plan.num_examples)
+        self.record.seconds = time.perf_counter() - self._started
 
     def load_model(self) -> None:
         """Put the server's vector and buffers into `model`, which clients may have trained on."""
@@ -263,7 +257,7 @@ class FederatedStrategy(Strategy):
         self, server_round: int, parameters: Parameters
     ) -> tuple[float, dict[str, Scalar]] | None:
         """Evaluate the server's model where that is due, and publish the round's record."""
-        record = self._record
+        record = self.record
         last = record.round == self._federation.num_rounds
         due = last or record.round % self._evaluate_every == 0
         if server_round == 0 and (self._resume or not self.rule.start_names):

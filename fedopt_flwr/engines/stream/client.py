@@ -33,7 +33,7 @@ from flwr.proto.transport_pb2_grpc import FlowerServiceStub
 
 from ...algorithm import ClientId
 from ...errors import ConfigError, FedoptError, RunError
-from ...flower.messages import to_arrays
+from ...flower.messages import ROUND, to_arrays
 from ...seeding import derive
 from ..answering import Answering
 from .protocol import CLAIM_KEY, LARGEST_MESSAGE, RUN_IS_OVER, Claim, channel_options
@@ -169,7 +169,7 @@ class StreamClient:
             status = Status(Code.FIT_NOT_IMPLEMENTED, f"{type(error).__name__}: {error}")
             return FitRes(status, Parameters([], ""), 0, {})
         outcome = f"failed: {report['error']!s}" if "error" in report else f"{count} examples"
-        self._say(f"round {ins.config.get('round')!s}: {outcome}")
+        self._say(f"round {ins.config.get(ROUND)!s}: {outcome}")
         return result
 
     def _reason(self, error: grpc.RpcError) -> str:

@@ -36,6 +36,7 @@ from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import (
 
 from ...algorithm import ClientId
 from ...errors import RunError
+from ...flower.messages import ROUND
 from .roster import Roster
 
 
@@ -123,7 +124,7 @@ class StreamProxy(ClientProxy):
 
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
         client_id, started = self.seat.client_id, time.monotonic()
-        self._roster.asked(client_id, int(ins.config["round"]))
+        self._roster.asked(client_id, int(ins.config[ROUND]))
         try:
             answer = self._request(self._arrays.message(ins), timeout)
             result = fit_res_from_proto(answer.fit_res)

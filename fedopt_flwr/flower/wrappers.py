@@ -1,0 +1,42 @@
+"""Wrappers around a strategy that would promise what they cannot keep."""
+
+from __future__ import annotations
+
+import sys
+
+from flwr.server.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    DPFedAvgAdaptive,
+    DPFedAvgFixed,
+)
+
+from ..errors import RunError
+
+_REFUSED = (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    DPFedAvgAdaptive,
+    DPFedAvgFixed,
+)
+
+
+def refuse_privacy_wrappers() -> None:
+    """Raise RunError if one of Flower's privacy wrappers is among the callers.
+
+    A wrapped strategy is not told so; its first call is where the wrapper stands on the stack.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, _REFUSED):
+            raise RunError(
+                f"{type(caller).__name__}: changes the arrays that pass through Flower's loop, "
+                "which are not what this strategy takes in: its noise would be dropped and there "
+                "be no privacy; use the strategy without it"
+            )
+        frame = frame.f_back  # type: ignore[assignment]
