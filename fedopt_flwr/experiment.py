@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import uuid
 from collections.abc import Callable
 
 import torch
@@ -112,26 +110,8 @@ class Experiment:
 
     def template(self) -> Instruction:
         """Return what clients are told in every round, under the name of a new run."""
-        federation, training, model = (
-            self.config.federation,
-            self.config.training,
-            self.config.model,
-        )
-        return Instruction(
-            run=uuid.uuid4().hex,
-            model=model.name,
-            model_options=json.dumps(model.options),
-            input_shape=json.dumps(self._loaded.input_shape),
-            num_classes=self._loaded.num_classes,
-            loss=model.loss,
-            seed=federation.seed,
-            threads=training.threads,
-            local_steps=training.local_steps or 0,
-            local_epochs=training.local_epochs or 0,
-            batch_size=training.batch_size,
-            weight_decay=training.weight_decay,
-            buffers=federation.buffers if self.model.has_buffers else "none",
-        )
+        shape, classes = self._loaded.input_shape, self._loaded.num_classes
+        return Instruction.for_run(self.config, self.model, shape, classes)
 
     def pool(self, size: int) -> ModelPool:
         """Return the models of `size` workers; the server's, idle while clients train, is one."""

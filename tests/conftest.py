@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import Processes
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
@@ -24,3 +26,10 @@ def real_data() -> Path:
     if not folder or not (Path(folder) / "MNIST" / "raw").is_dir():
         pytest.skip("needs MNIST: set FEDOPT_DATA to a folder with MNIST/raw")
     return Path(folder)
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    running = Processes(tmp_path)
+    yield running
+    running.end()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import RecordDict
-from test_federation import Processes, free_port, require_c_is_the_mean, wait_until
+from processes import Processes, free_port, require_c_is_the_mean, wait_until
 
 from fedopt_flwr import ConfigError, MessageError, RunConfig, simulate
 from fedopt_flwr.deployment.apps import DEFAULTS, client_of_node, read_run_config
@@ -93,13 +93,6 @@ def settings_of(rule: str, folder: Path, num_clients: int = 3) -> list[str]:
 
 def vector_in(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
-
-
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Processes]:
-    running = Processes(tmp_path)
-    yield running
-    running.end()
 
 
 @pytest.mark.slow
@@ -241,3 +234,36 @@ def test_a_supernode_restarted_between_rounds_goes_on_from_its_disk(superlink: S
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_the_quickstart_runs_on_ray_and_learns(tmp_path: Path) -> None:
+    script = """
+import app
+from flwr.simulation import run_simulation
+run_simulation(
+    server_app=app.server_app,
+    client_app=app.client_app,
+    num_supernodes=app.CLIENTS,
+    backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+)
+print("accuracy", app.evaluate(0, [p.detach().numpy() for p in app.model.parameters()], {})[1])
+"""
+    (tmp_path / "run.py").write_text(script)
+    path = str(ROOT / "examples" / "quickstart")
+    run = subprocess.run(
+        [sys.executable, "run.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    accuracy = float(run.stdout.split("'accuracy':")[-1].strip(" }\n"))
+    assert accuracy > 0.7, run.stdout
+
+
+def test_the_quickstart_is_under_40_lines() -> None:
+    source = (ROOT / "examples" / "quickstart" / "app.py").read_text().splitlines()
+    assert sum(1 for line in source if line.strip() and not line.startswith(("#", '"""'))) < 40

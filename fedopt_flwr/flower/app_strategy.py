@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -87,6 +87,8 @@ class AppStrategy(FederatedStrategy):
             training={key: given[key] for key in _TRAINING if key in given},
         )
         flat = FlatModel(model)
+        template = Instruction.for_run(config, flat, (), 0)
+        template = replace(template, model="", loss="")  # the user's apps hold them
         self.rounds: list[RoundRecord] = []
         self._also_on_round: Callable[[RoundRecord], None] = options.get("on_round", _ignore)
         self._evaluate_fn = options.get("evaluate_fn")
@@ -96,7 +98,7 @@ class AppStrategy(FederatedStrategy):
             flat,
             config.federation,
             config.training,
-            template=_template(config, flat),
+            template=template,
             on_round=self._keep,
         )
         if "on_fit_config_fn" in options:
@@ -139,23 +141,3 @@ def _ignore(record: RoundRecord) -> None: ...
 
 def _id(item: tuple[Any, FitRes]) -> Any:
     return item[0]
-
-
-def _template(config: RunConfig, model: FlatModel) -> Instruction:
-    """The user's apps hold module, loss and data, so nothing of them is told."""
-    training, federation = config.training, config.federation
-    return Instruction(
-        run=uuid.uuid4().hex,
-        model="",
-        model_options="{}",
-        input_shape="[]",
-        num_classes=0,
-        loss="",
-        seed=federation.seed,
-        threads=training.threads,
-        local_steps=training.local_steps or 0,
-        local_epochs=training.local_epochs or 0,
-        batch_size=training.batch_size,
-        weight_decay=training.weight_decay,
-        buffers=federation.buffers if model.has_buffers else "none",
-    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import math
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
@@ -15,7 +17,9 @@ from flwr.common import Parameters, ndarrays_to_parameters
 from numpy.lib import format as npy
 from torch import Tensor
 
+from ..config import RunConfig
 from ..errors import MessageError
+from ..vectors import FlatModel
 
 Scalar = bool | bytes | float | int | str
 Phase = Literal["start", "train"]
@@ -54,6 +58,28 @@ class Instruction:
     arrays: str = ""  # names in the order in which they travel, joined by ","
     state_version: int = NEVER  # the round whose client state counts
     oldest_version: int = NEVER  # the version that the server's last checkpoint counts on
+
+    @classmethod
+    def for_run(
+        cls, config: RunConfig, model: FlatModel, input_shape: tuple[int, ...], num_classes: int
+    ) -> Instruction:
+        """Return what stays the same in all rounds, under the name of a new run."""
+        federation, training = config.federation, config.training
+        return cls(
+            run=uuid.uuid4().hex,
+            model=config.model.name,
+            model_options=json.dumps(config.model.options),
+            input_shape=json.dumps(input_shape),
+            num_classes=num_classes,
+            loss=config.model.loss,
+            seed=federation.seed,
+            threads=training.threads,
+            local_steps=training.local_steps or 0,
+            local_epochs=training.local_epochs or 0,
+            batch_size=training.batch_size,
+            weight_decay=training.weight_decay,
+            buffers=federation.buffers if model.has_buffers else "none",
+        )
 
     def to_config(self) -> dict[str, Scalar]:
         return {f"{_PREFIX}{name}": value for name, value in asdict(self).items()}

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType
 
-from flwr.server.strategy import (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    DPFedAvgAdaptive,
-    DPFedAvgFixed,
-)
+from flwr.server import strategy as flower
 
 from ..errors import RunError
 
 _REFUSED = (
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    DPFedAvgAdaptive,
-    DPFedAvgFixed,
+    flower.DifferentialPrivacyClientSideAdaptiveClipping,
+    flower.DifferentialPrivacyClientSideFixedClipping,
+    flower.DifferentialPrivacyServerSideAdaptiveClipping,
+    flower.DifferentialPrivacyServerSideFixedClipping,
+    flower.DPFedAvgAdaptive,
+    flower.DPFedAvgFixed,
 )
 
 
@@ -30,7 +24,7 @@ def refuse_privacy_wrappers() -> None:
 
     A wrapped strategy is not told so; its first call is where the wrapper stands on the stack.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         caller = frame.f_locals.get("self")
         if isinstance(caller, _REFUSED):
@@ -39,4 +33,4 @@ def refuse_privacy_wrappers() -> None:
                 "which are not what this strategy takes in: its noise would be dropped and there "
                 "be no privacy; use the strategy without it"
             )
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
