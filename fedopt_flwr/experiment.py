@@ -9,11 +9,11 @@ from pydantic import ValidationError
 from torch import nn
 
 from .algorithm import Algorithm
-from .algorithms import ALGORITHMS
+from .algorithms import find_rule
 from .config import RunConfig, validation_problems
 from .data import FederatedData, load_federated_data
 from .data.federated import require_examples
-from .errors import ConfigError, unknown_name
+from .errors import ConfigError
 from .flower import ModelPool
 from .flower.messages import Instruction
 from .models import make_model, seeded_module
@@ -32,9 +32,7 @@ from .vectors import FlatModel
 def make_rule(config: RunConfig) -> Algorithm:
     """Return the configured rule; ConfigError names every hyperparameter that is wrong."""
     section = config.algorithm
-    if section.name not in ALGORITHMS:
-        raise ConfigError(unknown_name("algorithm.name", section.name, ALGORITHMS))
-    kind = ALGORITHMS[section.name]
+    kind = find_rule(section.name, config.import_folders)
     try:
         return kind(**section.hyperparameters)
     except ValidationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedopt_flwr import RunConfig, simulate
+from fedopt_flwr import ConfigError, RunConfig, simulate
+from fedopt_flwr.algorithm import Algorithm
+from fedopt_flwr.algorithms import ALGORITHMS, FedAvg, find_rule, register
 from fedopt_flwr.data import load_federated_data
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -74,3 +77,45 @@ def test_mnist_with_a_cnn_reaches_what_the_readme_says(real_data: Path) -> None:
         result = simulate(config, workers=2)
         assert sum(r.failures for r in result.rounds) == 0
         assert result.rounds[-1].test_accuracy > least, name
+
+
+def fedopt(*arguments: str, cwd: Path) -> str:
+    command = [sys.executable, "-m", "fedopt_flwr", *arguments]
+    run = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_your_own_model_learns_its_sensors(tmp_path: Path) -> None:
+    config = str(EXAMPLES / "your_own_model" / "federation.toml")
+    fedopt("simulate", config, "--set", "output.directory=run", cwd=tmp_path)
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert records[-1]["test_loss"] < 0.8 * records[0]["test_loss"]
+    assert records[-1]["test_metric"] < records[0]["test_metric"]
+    assert records[-1]["test_accuracy"] is None
+
+
+@pytest.mark.slow
+def test_a_custom_algorithm_from_outside_the_package_trains_in_processes_too(
+    tmp_path: Path,
+) -> None:
+    config = str(EXAMPLES / "custom_algorithm" / "federation.toml")
+    fedopt("simulate", config, "--set", "output.directory=alone", cwd=tmp_path)
+    fedopt("launch", config, "--processes", "2", "--set", "output.directory=many", cwd=tmp_path)
+    alone, many = (tmp_path / name / "model.safetensors" for name in ("alone", "many"))
+    assert alone.read_bytes() == many.read_bytes()
+    summary = json.loads((tmp_path / "many" / "summary.json").read_text())
+    assert summary["algorithm"] == "sign_fedavg"
+    assert summary["final_test_accuracy"] > 0.8
+
+
+def test_a_rule_cannot_take_the_name_of_another() -> None:
+    class Impostor(Algorithm):
+        name = "fedavg"
+
+    with pytest.raises(ConfigError, match="is the name of a rule in fedopt_flwr"):
+        register(Impostor)
+    assert ALGORITHMS["fedavg"] is FedAvg
+    with pytest.raises(ConfigError, match="is no subclass of fedopt_flwr's Algorithm"):
+        find_rule("json:loads")

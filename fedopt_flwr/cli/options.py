@@ -32,5 +32,5 @@ def with_directory(config: RunConfig) -> RunConfig:
         return config
     from datetime import datetime
 
-    name = f"{config.algorithm.name}-{config.data.name.replace(':', '-')}"
+    name = f"{config.algorithm.name}-{config.data.name}".replace(":", "-")
     return config.updated([f"output.directory=runs/{datetime.now():%Y%m%d-%H%M%S}-{name}"])

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..algorithm import ClientId
+from ..algorithms import find_rule
 from ..config import RunConfig
 from ..data import ClientData, load_client_data
 from ..engines.memory import keep_freed_memory
@@ -39,6 +40,7 @@ class ClientHost:
 
     def __init__(self, config: RunConfig, client_ids: Sequence[ClientId]) -> None:
         self._config, self._ids = config, list(client_ids)
+        find_rule(config.algorithm.name, config.import_folders)  # which registers one's own
         self._device = pick_device(config.training.device)
         self._lock = threading.Lock()
         self._data: dict[ClientId, ClientData] = {}
