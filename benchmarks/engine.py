@@ -1,13 +1,14 @@
 """Time and memory of a round beside a bare PyTorch loop that takes the same gradient steps.
 
-    python benchmarks/engine.py [--pairs 5] [--rounds 8] [--memory] [--device cuda]
+    python benchmarks/engine.py [--pairs 5] [--rounds 8] [--memory | --ray] [--device cuda]
 
 Work 1: MNIST, an 80k-parameter CNN, N = 500, S = 25, 5 local steps, batches of 10.
 Work 2: MNIST, a linear model 784-10, N = 500, S = 50, 5 local steps, batches of 10.
 The loop draws the same batches, steps with torch.optim.SGD from the same server model and averages
 the results; it has no clients, no messages, no state. A pair is one run of each, the loop first or
 second in turn; a figure is the median over pairs of the ratio within a pair. One intra-op thread.
-With --device cuda both sides run there, one worker, and memory is not looked at.
+With --device cuda both sides run there, one worker, and memory is not looked at. With --ray the
+same work runs in process, on Ray, and on Ray with Flower's own FedAvg and a plain NumPyClient.
 MNIST comes from $FEDOPT_DATA.
 """
 
@@ -28,8 +29,11 @@ from torch.nn import functional
 
 from fedopt_flwr import RunConfig
 from fedopt_flwr.data import FederatedData, load_federated_data
+from fedopt_flwr.deployment.apps import simulate_on_ray
 from fedopt_flwr.experiment import Experiment
+from fedopt_flwr.metrics import RoundRecord
 from fedopt_flwr.objectives import batch_positions, client_seed
+from fedopt_flwr.runs import Silent
 from fedopt_flwr.sampling import sample_uniform
 from fedopt_flwr.simulation import run_experiment
 
@@ -163,6 +167,39 @@ def compare_memory(rounds: int, repeats: int) -> None:
         )
 
 
+class FirstRound(Silent):
+    """Notes when round 1 was over."""
+
+    def __init__(self) -> None:
+        self.started, self.seconds = time.perf_counter(), 0.0
+
+    def on_round(self, record: RoundRecord) -> None:
+        if record.round == 1:
+            self.seconds = time.perf_counter() - self.started
+
+
+def compare_with_ray(model: str, rounds: int) -> None:
+    """Print seconds a round, and until the end of the first, for fedavg on three engines."""
+    from stock_flower import RESOURCES, run_stock
+
+    config = make_config(model, "fedavg", rounds)
+    first = FirstRound()
+    records = run_experiment(Experiment(config), listener=first).rounds
+    times = {"in process": (first.seconds, [r.seconds for r in records[1:]])}
+    first, cpus = FirstRound(), RESOURCES["num_cpus"]
+    records = simulate_on_ray(config, first, cpus_per_client=cpus, gpus_per_client=0).rounds
+    times["on Ray"] = (first.seconds, [r.seconds for r in records[1:]])
+    times["Flower's FedAvg on Ray"] = run_stock(config)
+    ours = statistics.median(times["in process"][1])
+    for name, (until_first, later) in times.items():
+        seconds = statistics.median(later)
+        print(
+            f"{model:9} fedavg {name}: {1e3 * seconds:.0f} ms a round ({seconds / ours:.2f} times "
+            f"in process), round 1 over after {until_first:.1f} s",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Print every figure."""
     parser = argparse.ArgumentParser(
@@ -171,11 +208,16 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--memory", action="store_true", help="only the memory figures")
+    parser.add_argument("--ray", action="store_true", help="only the engines on Ray")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peak:
         peak_growth(arguments.peak, arguments.rounds)
+        return
+    if arguments.ray:
+        for model in WORKS:
+            compare_with_ray(model, arguments.rounds)
         return
     if not arguments.memory:
         torch.set_num_threads(1)

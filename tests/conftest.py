@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import Processes
 
+# before anything imports flwr, which reads the first two and would choose another third
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+os.environ["GRPC_VERBOSITY"] = "info"  # as `fedopt server` sets it
+
+from processes import Processes
 
 
 @pytest.fixture(autouse=True)

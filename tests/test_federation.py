@@ -274,9 +274,15 @@ def test_two_machines_with_certificates_as_the_readme_says(processes: Processes)
     assert server.ended() == 0, server.log
     assert [client.ended() for client in clients] == [0, 0, 0]
     other = ("--set", "output.directory=two")
-    processes.start("two", "server", config, *address, *files, *other).wait_for("listening at")
+    second = processes.start("two", "server", config, *address, *files, *other)
+    second.wait_for("listening at")
     own = ("--certificate", "certs/0.pem", "--key", "certs/0.key")
     where = ("--server", f"localhost:{port}", "--ca", "certs/ca.pem", "--client-id", 1)
     refused = processes.start("thief", "client", config, *where, *own)
     assert refused.ended() == 2
     assert "this certificate is for 0" in refused.log
+    where = ("--server", f"localhost:{port}", "--ca", "certs/ca.pem", "--client-id", 1)
+    stranger = processes.start("stranger", "client", config, *where)
+    assert stranger.ended() == 2
+    assert "it wants a certificate: give --certificate and --key" in stranger.log
+    second.wait_for("a peer: refused: it showed no certificate")

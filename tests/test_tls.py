@@ -266,6 +266,7 @@ def test_other_lines_on_standard_error_pass_the_handshake_log(
     heard = Lines()
     with HandshakeLog(heard):
         os.write(2, b"something else\n")
+        os.write(2, b"I1128 04:36:57.883971   10997 some_transport.cc:12] chatter\n")
         os.write(
             2, b"I0 ssl_transport_security.cc:1] Handshake failed with error X: HTTP_REQUEST\n"
         )

@@ -48,6 +48,8 @@ def server(
         raise ConfigError("--resume: takes the rule from its directory; leave out --algorithm")
     run_config = with_directory(read_config(config, algorithm, settings))
     _require_address("--address", address)
+    if not insecure:
+        os.environ["GRPC_VERBOSITY"] = "info"  # HandshakeLog lives on it; before flwr is imported
     tls = _server_tls(certificate, key, client_ca, insecure)
     from ..deployment.server import serve
     from ..engines.stream import Roster

@@ -163,11 +163,14 @@ def plain_reason(text: str) -> str:
 class HandshakeLog:
     """Hears of refused handshakes, which gRPC's core writes to file descriptor 2 and nowhere else.
 
-    Meanwhile Python's own standard error goes where it went before, and so does everything else
-    that C code writes there.
+    At GRPC_VERBOSITY=info, that is, set before gRPC is first used: importing flwr sets another one.
+    Meanwhile Python's own standard error goes where it went before, and so does what other C code
+    writes there, and what gRPC's core has to say of warnings and errors.
     """
 
     _LINE = re.compile(r"ssl_transport_security\.cc.*Handshake failed with (?:fatal )?error (.*)")
+
+    _CHATTER = re.compile(r"I\d{4} \S+ +\d+ \w+\.cc:\d+\] ")
 
     def __init__(self, on_refusal: Callable[[str], None]) -> None:
         self._on_refusal = on_refusal
@@ -190,7 +193,7 @@ class HandshakeLog:
                 found = self._LINE.search(line)
                 if found:
                     self._on_refusal(plain_reason(found[1]))
-                else:
+                elif not self._CHATTER.match(line):
                     os.write(self._original, line.encode())
 
     def __exit__(self, *_: object) -> None:
