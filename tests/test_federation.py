@@ -153,6 +153,30 @@ def test_a_frozen_client_is_noticed_and_one_at_work_is_not(processes: Processes)
     assert "left" not in server.log.replace("client 2: left", "")
 
 
+def test_a_second_client_of_an_id_gets_in_once_keep_alive_has_declared_the_first_dead(
+    processes: Processes,
+) -> None:
+    folder, port = processes.folder, free_port()
+    config = write_config(
+        folder,
+        "fedavg",
+        federation={"num_clients": 2, "clients_per_round": 2, "num_rounds": 2},
+        transport={"keep_alive_seconds": 12},
+    )
+    server = start_server(processes, config, port)
+    first = start_client(processes, config, port, 0)
+    server.wait_for("client 0: joined")
+    first.process.send_signal(signal.SIGSTOP)
+    where = ("--server", f"127.0.0.1:{port}", "--state-dir", folder / "state")
+    second = processes.start("again", "client", config, *where, "--client-id", 0, "--insecure")
+    second.wait_for("must wait until the first is gone or was silent for 12 s")
+    second.wait_for("client 0: connected to")
+    start_client(processes, config, port, 1)
+    assert server.ended() == 0, server.log
+    assert second.ended() == 0
+    assert records(folder)[-1]["clients"] == [0, 1]
+
+
 def test_sigterm_makes_a_client_leave_at_once_in_the_middle_of_training(
     processes: Processes,
 ) -> None:
