@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from functools import lru_cache
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,11 @@ from flwr.server.strategy import FedAvg
 from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 from fedopt_flwr import RunConfig
 from fedopt_flwr.experiment import Experiment
-
-RESOURCES = {"num_cpus": 1, "num_gpus": 0.0}
+from fedopt_flwr.models import networks
 
 
 @lru_cache(maxsize=1)
@@ -33,32 +33,38 @@ def experiment_of(config: str) -> Experiment:
 
 
 class PlainClient(NumPyClient):
-    """Local SGD on one client's data."""
+    """Local SGD on one client's data: a module, a loader and an optimizer of its own."""
 
     def __init__(self, config: str, client: int) -> None:
-        self._experiment = experiment_of(config)
-        self._data = self._experiment.data.clients[client]
-        self._module = self._experiment.model.module
+        experiment = experiment_of(config)
+        data, self._training = experiment.data, experiment.config.training
+        everything = torch.arange(data.clients[client].num_examples)
+        tensors = next(iter(data.clients[client].batches([everything], torch.device("cpu"))))
+        self._loader = DataLoader(
+            TensorDataset(*tensors), batch_size=self._training.batch_size, shuffle=True
+        )
+        make = getattr(networks, experiment.config.model.name)
+        self._net = make(data.input_shape, data.num_classes)
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> Any:
-        torch.set_num_threads(1)
-        training, count = self._experiment.config.training, self._data.num_examples
-        with torch.no_grad():
-            for parameter, value in zip(self._module.parameters(), parameters, strict=True):
-                parameter.copy_(torch.from_numpy(value))
-        optimizer = torch.optim.SGD(self._module.parameters(), lr=0.05)
-        wanted = training.local_steps * training.batch_size
-        order = torch.cat([torch.randperm(count) for _ in range(-(-wanted // count))])[:wanted]
-        batches = list(order.split(training.batch_size))
-        for inputs, targets in self._data.batches(batches, torch.device("cpu")):
+        names = self._net.state_dict()
+        self._net.load_state_dict(
+            {name: torch.from_numpy(value) for name, value in zip(names, parameters, strict=True)}
+        )
+        optimizer = torch.optim.SGD(self._net.parameters(), lr=0.05)
+        for inputs, targets in islice(cycle(self._loader), self._training.local_steps):
             optimizer.zero_grad()
-            functional.cross_entropy(self._module(inputs), targets).backward()
+            functional.cross_entropy(self._net(inputs), targets).backward()
             optimizer.step()
-        return [p.detach().numpy() for p in self._module.parameters()], count, {}
+        arrays = [value.numpy() for value in self._net.state_dict().values()]
+        return arrays, len(self._loader.dataset), {}
 
 
-def run_stock(config: RunConfig) -> tuple[float, list[float]]:
-    """Return the seconds until the end of round 1, and those of every later round."""
+def run_stock(config: RunConfig, cpus_per_client: int) -> tuple[float, list[float]]:
+    """Return the seconds until the end of round 1, and those of every later round.
+
+    Ray gives torch as many threads as a client has CPUs.
+    """
     text, federation = json.dumps(config.to_dict()), config.federation
     ends: list[float] = []
 
@@ -89,7 +95,7 @@ def run_stock(config: RunConfig) -> tuple[float, list[float]]:
         client_app=ClientApp(client_fn=client_fn),
         num_supernodes=federation.num_clients,
         backend_config={
-            "client_resources": RESOURCES,
+            "client_resources": {"num_cpus": cpus_per_client, "num_gpus": 0.0},
             "init_args": {"log_to_driver": False, "logging_level": logging.ERROR},
         },
     )

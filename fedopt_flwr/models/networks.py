@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 _CNN_CHANNELS = (16, 32, 64)
 _CNN_HIDDEN = 96
@@ -32,11 +33,15 @@ def logistic(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 def cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Three convolutions, each halving the image, and two linear layers; 80k weights on MNIST."""
+    """Three convolutions, each halving the image, and two linear layers; 80k weights on MNIST.
+
+    Channels-last memory and ReLU after the pooling (max and ReLU commute) take a third off a step
+    on a CPU, where pooling along contiguous rows costs as much as a convolution.
+    """
     channels, height, width = _require_image(input_shape, smallest=8)
-    layers: list[nn.Module] = []
+    layers: list[nn.Module] = [_ChannelsLast()]
     for next_channels in _CNN_CHANNELS:
-        layers += [nn.Conv2d(channels, next_channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(channels, next_channels, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
         channels, height, width = next_channels, height // 2, width // 2
     flat = channels * height * width
     head = [
@@ -46,6 +51,14 @@ def cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         nn.Linear(_CNN_HIDDEN, num_classes),
     ]
     return nn.Sequential(*layers, *head)
+
+
+class _ChannelsLast(nn.Module):
+    """Changes the layout in memory, not the values; later layers keep it."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        # contiguous(memory_format=...) would leave the strides of single-channel images alone
+        return torch.empty_like(images, memory_format=torch.channels_last).copy_(images)
 
 
 def resnet18(
