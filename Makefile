@@ -3,7 +3,7 @@ BIN := .venv/bin
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
-.PHONY: install demo test test-slow lint
+.PHONY: install demo test test-slow test-newest lint
 
 install: .venv/installed
 
@@ -27,3 +27,13 @@ test: lint
 
 test-slow: install
 	$(BIN)/pytest -n 2 -m slow
+
+# the newest Flower that pyproject.toml allows, in an environment of its own
+NEWEST := .venv-newest/bin
+test-newest:
+	test -x $(NEWEST)/python || $(PYTHON) -m venv .venv-newest
+	$(NEWEST)/python -m pip install --quiet --upgrade pip
+	grep -v '^flwr==' constraints.txt > .venv-newest/constraints.txt
+	$(NEWEST)/python -m pip install --quiet -c .venv-newest/constraints.txt -e '.[dev]'
+	$(NEWEST)/python -m pip show flwr | grep Version
+	$(NEWEST)/pytest -n 2 -m "not slow"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,10 +109,13 @@ def test_ray_gives_the_same_bits_as_one_process(processes: Processes) -> None:
 
 
 class SuperLink:
-    """A SuperLink and three SuperNodes on free ports, with a Flower home of their own."""
+    """A SuperLink and three SuperNodes on free ports, with a Flower home of their own.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.home = folder, folder / "flwr"
+    Under the isolation "process" they start no apps: a SuperExec beside each of them does.
+    """
+
+    def __init__(self, folder: Path, isolation: str) -> None:
+        self.folder, self.home, self._isolation = folder, folder / "flwr", isolation
         self.home.mkdir()
         self._control, self._fleet, health = free_port(), free_port(), free_port()
         connection = f'address = "127.0.0.1:{self._control}"\ninsecure = true\n'
@@ -123,13 +126,15 @@ class SuperLink:
             "PATH": f"{BIN}:{os.environ['PATH']}",
         }
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self._executors: list[subprocess.Popen[bytes]] = []
         self._link = self._start(
             "superlink",
             *("flower-superlink", "--insecure", "--host", "127.0.0.1"),
             *("--port", self._control, "--fleet-api-address", f"127.0.0.1:{self._fleet}"),
             *("--health-server-address", f"127.0.0.1:{health}"),
-            "--disable-runtime-dependency-installation",
+            *("--disable-runtime-dependency-installation", "--isolation", isolation),
         )
+        self._start_executor("link", self._control)
         wait_until(lambda: self._answers(), lambda: (folder / "superlink.log").read_text())
         for number in range(3):
             self.start_node(number)
@@ -160,12 +165,19 @@ class SuperLink:
         )
 
     def start_node(self, number: int) -> None:
-        config = f'client-id={number} state-dir="{self.folder / "state"}"'
+        config, port = f'client-id={number} state-dir="{self.folder / "state"}"', free_port()
         self.nodes[number] = self._start(
             f"node-{number}",
             *("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self._fleet}"),
-            *("--host", "127.0.0.1", "--port", free_port(), "--node-config", config),
+            *("--host", "127.0.0.1", "--port", port, "--node-config", config),
+            *("--isolation", self._isolation),
         )
+        self._start_executor(f"node-{number}", port)
+
+    def _start_executor(self, name: str, port: int) -> None:
+        if self._isolation == "process":
+            address = ("--insecure", "--runtime-api-address", f"127.0.0.1:{port}")
+            self._executors.append(self._start(f"exec-{name}", "flower-superexec", *address))
 
     def stop_node(self, number: int) -> None:
         os.killpg(self.nodes[number].pid, signal.SIGKILL)
@@ -175,23 +187,30 @@ class SuperLink:
         return self._flwr("run", str(ROOT), "here", "--stream", "--run-config", run_config)
 
     def close(self) -> None:
-        for process in [*self.nodes.values(), self._link]:
+        for process in [*self._executors, *self.nodes.values(), self._link]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 @pytest.fixture
-def superlink(tmp_path: Path) -> Iterator[SuperLink]:
-    link = SuperLink(tmp_path)
+def superlink(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SuperLink]:
+    link = SuperLink(tmp_path, getattr(request, "param", "subprocess"))
     yield link
     link.close()
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:algorithm.momentum")
-def test_a_superlink_with_three_supernodes_gives_the_same_bits(superlink: SuperLink) -> None:
-    for rule in RULES:
+@pytest.mark.parametrize(
+    ("superlink", "rules"),
+    [("subprocess", RULES), ("process", ["padamfed"])],
+    indirect=["superlink"],
+)
+def test_a_superlink_with_three_supernodes_gives_the_same_bits(
+    superlink: SuperLink, rules: Sequence[str]
+) -> None:
+    for rule in rules:
         folder = superlink.folder / f"link-{rule}"
         keys = "num-clients=3 clients-per-round=2 num-rounds=3"
         result = superlink.run(f'{keys} algorithm="{rule}" output-directory="{folder}"')
