@@ -39,8 +39,8 @@ class Objective(Protocol):
     def gradient(self, y: Tensor, batch: Any) -> Tensor:
         """Return ∇F(y; batch); the caller may write to it, and the next call overwrites it."""
 
-    def full_gradient(self, y: Tensor) -> Tensor:
-        """Return the gradient at `y` over all n_i examples; overwritten by the next call."""
+    def full_gradient(self, y: Tensor, num_examples: int = 0) -> Tensor:
+        """Return the gradient at `y` over all n_i examples (or that many, drawn at random), new."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Plan:
     num_examples: Mapping[ClientId, int]  # n_i
     local_steps: Mapping[ClientId, int]  # K_i
     importance: Mapping[ClientId, float]  # p_i, sums to 1
+    constant_rates: bool = True  # no schedule changes η or η_g
 
     @property
     def mean_local_steps(self) -> float:
@@ -88,6 +89,7 @@ class Reply:
     weight: float  # w_i
     importance: float  # p_i
     num_steps: int  # K_i
+    rank: int = 0  # place among those asked this round, in random order, from 0
 
 
 class Algorithm(BaseModel):
@@ -100,7 +102,12 @@ class Algorithm(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
-    broadcast_names: ClassVar[tuple[str, ...]] = ("model",)
+    weighting: ClassVar[str] = "uniform"  # p_i where federation.weighting does not say
+    unbiased_weights: ClassVar[bool] = False  # w_i = N p_i/S under uniform sampling, else p_i/Σp
+
+    @property
+    def broadcast_names(self) -> tuple[str, ...]:
+        return ("model",)
 
     @property
     def upload_names(self) -> tuple[str, ...]:
@@ -110,8 +117,25 @@ class Algorithm(BaseModel):
     def start_names(self) -> tuple[str, ...]:
         return ()
 
+    @property
+    def start_batches(self) -> int | None:
+        """Minibatches of the start pass; None: K_i, as in every round."""
+        return None
+
     def resolve(self, plan: Plan) -> Self:
         """Return a copy whose open hyperparameters (None) are computed from the plan."""
+        return self
+
+    def at_round(self, state: ServerState, number: int) -> Self:
+        """Return the rule of one round, for rules whose step sizes follow from their state."""
+        return self
+
+    def report(self, state: ServerState, number: int) -> dict[str, float]:
+        """Return numbers of a round, known before it, that its record should hold."""
+        return {}
+
+    def for_client(self, rank: int) -> Self:
+        """Return what the client at that place in the round's random order is told to run."""
         return self
 
     def init_server(self, x: Tensor, plan: Plan) -> ServerState:

@@ -12,12 +12,27 @@ from __future__ import annotations
 from .flower.app_client import AppClient
 
 __all__ = [
+    "FANTClient",
+    "FAdamGCClient",
+    "FedAMSClient",
+    "FedAdagradClient",
+    "FedAdamClient",
     "FedAvgClient",
+    "FedAvgMClient",
     "FedAvgWithMomentumClient",
+    "FedAvgWithMomentumVRClient",
+    "FedMoSClient",
     "FedProxClient",
+    "FedYogiClient",
+    "LocalAdamClient",
+    "MBSTORMClient",
     "PAdaMFedClient",
+    "PAdaMFedDoGClient",
+    "PAdaMFedVRClient",
+    "STEMClient",
     "ScaffoldClient",
     "ScaffoldMClient",
+    "ScaffoldMVRClient",
 ]
 
 
@@ -33,10 +48,46 @@ class FedProxClient(AppClient):
     algorithm = "fedprox"
 
 
+class FedAvgMClient(AppClient):
+    """Client half of `strategies.FedAvgM`."""
+
+    algorithm = "fedavgm"
+
+
+class FedAdagradClient(AppClient):
+    """Client half of `strategies.FedAdagrad`."""
+
+    algorithm = "fedadagrad"
+
+
+class FedAdamClient(AppClient):
+    """Client half of `strategies.FedAdam`."""
+
+    algorithm = "fedadam"
+
+
+class FedYogiClient(AppClient):
+    """Client half of `strategies.FedYogi`."""
+
+    algorithm = "fedyogi"
+
+
+class FedAMSClient(AppClient):
+    """Client half of `strategies.FedAMS`."""
+
+    algorithm = "fedams"
+
+
 class FedAvgWithMomentumClient(AppClient):
     """Client half of `strategies.FedAvgWithMomentum`."""
 
     algorithm = "fedavg_m"
+
+
+class FedAvgWithMomentumVRClient(AppClient):
+    """Client half of `strategies.FedAvgWithMomentumVR`."""
+
+    algorithm = "fedavg_m_vr"
 
 
 class ScaffoldClient(AppClient):
@@ -51,7 +102,61 @@ class ScaffoldMClient(AppClient):
     algorithm = "scaffold_m"
 
 
+class ScaffoldMVRClient(AppClient):
+    """Client half of `strategies.ScaffoldMVR`; keeps c_i."""
+
+    algorithm = "scaffold_m_vr"
+
+
 class PAdaMFedClient(AppClient):
     """Client half of `strategies.PAdaMFed`; keeps c_i."""
 
     algorithm = "padamfed"
+
+
+class PAdaMFedVRClient(AppClient):
+    """Client half of `strategies.PAdaMFedVR`; keeps c_i."""
+
+    algorithm = "padamfed_vr"
+
+
+class PAdaMFedDoGClient(AppClient):
+    """Client half of `strategies.PAdaMFedDoG`; keeps c_i."""
+
+    algorithm = "padamfed_dog"
+
+
+class FedMoSClient(AppClient):
+    """Client half of `strategies.FedMoS`."""
+
+    algorithm = "fedmos"
+
+
+class STEMClient(AppClient):
+    """Client half of `strategies.STEM`."""
+
+    algorithm = "stem"
+
+
+class MBSTORMClient(AppClient):
+    """Client half of `strategies.MBSTORM`."""
+
+    algorithm = "mb_storm"
+
+
+class LocalAdamClient(AppClient):
+    """Client half of `strategies.LocalAdam`; keeps v."""
+
+    algorithm = "local_adam"
+
+
+class FANTClient(AppClient):
+    """Client half of `strategies.FANT`; keeps c_i and v."""
+
+    algorithm = "fa_nt"
+
+
+class FAdamGCClient(AppClient):
+    """Client half of `strategies.FAdamGC`; keeps c_i and v."""
+
+    algorithm = "fadamgc"

@@ -35,8 +35,9 @@ class FederationSection(_Section):
     clients_per_round: int = Field(5, ge=1)  # S
     num_rounds: int = Field(50, ge=1)  # T
     seed: int = Field(0, ge=0, le=MAX_SEED)
-    sampler: Literal["uniform"] = "uniform"
-    weighting: Literal["uniform", "examples"] = "uniform"  # how p_i is chosen
+    sampler: Literal["uniform", "multinomial", "adaptive", "clustered"] = "uniform"
+    warmup_rounds: int = Field(4, ge=1)  # of all clients, before `clustered` groups them
+    weighting: Literal["uniform", "examples"] | None = None  # p_i: 1/N or n_i/Σn; the rule's own
     buffers: Literal["average", "local"] = "average"
     min_replies: int = Field(1, ge=1)
     round_timeout: float | None = Field(None, gt=0)  # seconds
@@ -62,6 +63,8 @@ class TrainingSection(_Section):
     local_epochs: int | None = Field(None, ge=1)
     batch_size: int = Field(32, ge=0)  # 0: the full local data
     weight_decay: float = Field(0.0, ge=0)  # part of the loss: adds weight_decay · y to ∇F
+    clip_norm: float = Field(0.0, ge=0)  # largest norm of the loss's gradient; 0: no limit
+    gradient_momentum: float = Field(0.0, ge=0, lt=1)  # within a round, as torch's SGD
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     threads: int = Field(1, ge=1)  # intra-op threads of a client and of the server
 
@@ -118,6 +121,22 @@ class ModelSection(_Section):
     metric: str = "accuracy"
 
 
+Schedule = Literal["constant", "cosine", "step", "inverse_sqrt"]
+
+
+class ScheduleSection(_Section):
+    """How η and η_g change from round to round: by a factor that is 1 in round 1."""
+
+    client: Schedule = "constant"  # of client_learning_rate
+    server: Schedule = "constant"  # of server_learning_rate
+    step_rounds: int = Field(30, ge=1)  # step: rounds until the next factor
+    step_factor: float = Field(0.1, gt=0, le=1)  # step
+
+    @property
+    def is_constant(self) -> bool:
+        return self.client == self.server == "constant"
+
+
 class OutputSection(_Section):
     directory: Path | None = None
     evaluate_every: int = Field(1, ge=1)  # rounds; the last one is always evaluated
@@ -141,6 +160,7 @@ class RunConfig(_Section):
     algorithm: AlgorithmSection = AlgorithmSection()
     federation: FederationSection = FederationSection()
     training: TrainingSection = TrainingSection()
+    schedule: ScheduleSection = ScheduleSection()
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     output: OutputSection = OutputSection()

@@ -95,8 +95,12 @@ def batch_positions(
 class ModelObjective:
     """F_i of one client for one round, evaluated on a FlatModel that it borrows.
 
-    The gradient includes weight decay (weight_decay · y). `mean_loss` is the mean minibatch loss
-    weighted by examples, over all gradients taken so far.
+    Every rule sees the same ∇F: the gradient of the loss, clipped to the norm `clip_norm` if that
+    is above 0, plus weight_decay · y, and with `gradient_momentum` above 0 the sum of all such
+    gradients of the round so far, each older one multiplied by it once more (as torch.optim.SGD
+    does after clip_grad_norm_). The n-th gradient of a batch continues the n-th of the batch
+    before, so that rules which compare two points have a sum for each. `mean_loss` is the mean
+    minibatch loss weighted by examples, over all gradients taken so far.
     """
 
     def __init__(
@@ -106,9 +110,15 @@ class ModelObjective:
         data: ClientData,
         positions: list[Tensor],
         weight_decay: float = 0.0,
+        clip_norm: float = 0.0,
+        gradient_momentum: float = 0.0,
+        seed: int = 0,
     ) -> None:
         self._model, self._loss, self._data = model, loss, data
         self._positions, self._weight_decay = positions, weight_decay
+        self._clip_norm, self._gradient_momentum, self._seed = clip_norm, gradient_momentum, seed
+        self._sums: list[Tensor] = []  # of local momentum
+        self._place = 0  # of the next gradient among those of this batch
         self._losses: list[tuple[Tensor, int]] = []
         self._batch_size = 0
         model.module.train()
@@ -125,7 +135,10 @@ class ModelObjective:
         return self._model.vector.copy_(x)
 
     def batches(self) -> Iterator[tuple[Any, Any]]:
-        return self._take(self._positions)
+        self._sums.clear()
+        for batch in self._take(self._positions):
+            self._place = 0
+            yield batch
 
     def _take(self, positions: list[Tensor]) -> Iterator[tuple[Any, Any]]:
         taken = self._data.batches(positions, self._model.device)
@@ -134,6 +147,26 @@ class ModelObjective:
             yield batch
 
     def gradient(self, y: Tensor, batch: tuple[Any, Any]) -> Tensor:
+        gradient = self._regularised(self._loss_gradient(y, batch))
+        if not self._gradient_momentum:
+            return gradient
+        if self._place == len(self._sums):
+            self._sums.append(torch.zeros_like(gradient))
+        total = self._sums[self._place].mul_(self._gradient_momentum).add_(gradient)
+        self._place += 1
+        return gradient.copy_(total)
+
+    def full_gradient(self, y: Tensor, num_examples: int = 0) -> Tensor:
+        rows = torch.arange(self.num_examples)
+        if 0 < num_examples < self.num_examples:
+            generator = torch.Generator().manual_seed(self._seed)
+            rows = torch.randperm(self.num_examples, generator=generator)[:num_examples]
+        total = self._model.vector.new_zeros(self._model.size)
+        for batch in self._take(list(torch.split(rows, _EVALUATION_BATCH))):
+            total.add_(self._loss_gradient(y, batch), alpha=self._batch_size / len(rows))
+        return self._regularised(total)
+
+    def _loss_gradient(self, y: Tensor, batch: tuple[Any, Any]) -> Tensor:
         model = self._model
         if y is not model.vector:
             model.vector.copy_(y)
@@ -142,17 +175,15 @@ class ModelObjective:
         loss = self._loss(model.module(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         self._losses.append((loss.detach(), self._batch_size))
-        if self._weight_decay:
-            model.gradient.add_(model.vector, alpha=self._weight_decay)
         return model.gradient
 
-    def full_gradient(self, y: Tensor) -> Tensor:
-        total = self._model.vector.new_zeros(self._model.size)
-        for batch in self._take(
-            list(torch.split(torch.arange(self.num_examples), _EVALUATION_BATCH))
-        ):
-            total.add_(self.gradient(y, batch), alpha=self._batch_size / self.num_examples)
-        return total
+    def _regularised(self, gradient: Tensor) -> Tensor:
+        if self._clip_norm:
+            norm = torch.linalg.vector_norm(gradient)
+            gradient.mul_(self._clip_norm / norm.clamp_(min=self._clip_norm))
+        if self._weight_decay:
+            gradient.add_(self._model.vector, alpha=self._weight_decay)
+        return gradient
 
     @property
     def mean_loss(self) -> float:

@@ -81,6 +81,7 @@ class Run:
             config.federation,
             config.training,
             template=experiment.template(),
+            schedule=config.schedule,
             evaluate=experiment.evaluate if experiment.data.test is not None else None,
             evaluate_every=config.output.evaluate_every,
             on_start=lambda rule, plan: listener.on_start(rule, plan, experiment),

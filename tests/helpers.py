@@ -39,7 +39,7 @@ class ConstantGradient:
     def gradient(self, y: Tensor, batch: Any) -> Tensor:
         return self._gradient.clone()
 
-    def full_gradient(self, y: Tensor) -> Tensor:
+    def full_gradient(self, y: Tensor, num_examples: int = 0) -> Tensor:
         return self._gradient.clone()
 
 

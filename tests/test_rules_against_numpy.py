@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from helpers import as_datasets, linear_model, softmax_clients, softmax_gradient
+from numpy_rules import REFERENCES as OTHERS
 
 from fedopt_flwr import simulate
 
@@ -107,28 +108,30 @@ def padamfed(x: Vector, rounds: list[list[int]], p: Vector) -> Vector:
     return x
 
 
+# test id -> (rule, reference, hyperparameters)
 REFERENCES = {
-    "fedavg": (fedavg, {"client_learning_rate": ETA}),
-    "fedprox": (fedprox, {"client_learning_rate": ETA, "proximal_strength": 0.3}),
-    "fedavg_m": (fedavg_m, {"client_learning_rate": ETA, "momentum": 0.4}),
-    "scaffold": (scaffold, {"client_learning_rate": ETA}),
-    "scaffold_m": (scaffold_m, {"client_learning_rate": ETA, "momentum": 0.4}),
-    "padamfed": (padamfed, {}),
+    "fedavg": ("fedavg", fedavg, {"client_learning_rate": ETA}),
+    "fedprox": ("fedprox", fedprox, {"client_learning_rate": ETA, "proximal_strength": 0.3}),
+    "fedavg_m": ("fedavg_m", fedavg_m, {"client_learning_rate": ETA, "momentum": 0.4}),
+    "scaffold": ("scaffold", scaffold, {"client_learning_rate": ETA}),
+    "scaffold_m": ("scaffold_m", scaffold_m, {"client_learning_rate": ETA, "momentum": 0.4}),
+    "padamfed": ("padamfed", padamfed, {}),
+    **OTHERS,
 }
 
 
 def test_every_rule_has_a_reference() -> None:
     from fedopt_flwr.algorithms import ALGORITHMS
 
-    assert set(REFERENCES) == set(ALGORITHMS)
+    assert {name for name, _, _ in REFERENCES.values()} == set(ALGORITHMS)
 
 
 @pytest.mark.filterwarnings("ignore:algorithm.momentum")  # T < SK in these short runs
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 @pytest.mark.parametrize("sampled", [N, 2])
-@pytest.mark.parametrize("name", REFERENCES)
-def test_rule_equals_its_numpy_version(name: str, sampled: int, weighting: str) -> None:
-    reference, hyperparameters = REFERENCES[name]
+@pytest.mark.parametrize("case", REFERENCES)
+def test_rule_equals_its_numpy_version(case: str, sampled: int, weighting: str) -> None:
+    name, reference, hyperparameters = REFERENCES[case]
     result = simulate(
         {
             "algorithm": {"name": name, **hyperparameters},

@@ -150,7 +150,7 @@ def test_padamfed_step_sizes_come_from_s_k_and_t_alone() -> None:
 
 def test_padamfed_caps_only_the_momentum_and_says_so() -> None:
     plan = make_plan(20, [10] * 20, num_rounds=8, sampled=5)
-    with pytest.warns(FedoptWarning, match=r"T = 8 < SK = 50"):
+    with pytest.warns(FedoptWarning, match=r"SK = 50 and T = 8"):
         rule = PAdaMFed().resolve(plan)
     assert rule.momentum == 1.0
     assert rule.server_learning_rate == pytest.approx((50 / 8) ** 0.25)

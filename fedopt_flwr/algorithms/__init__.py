@@ -8,15 +8,53 @@ from pathlib import Path
 from ..algorithm import Algorithm
 from ..errors import ConfigError, unknown_name
 from ..imports import is_import_path, load_attribute
+from .fa_nt import FANT
+from .fadamgc import FAdamGC
+from .fedadagrad import FedAdagrad
+from .fedadam import FedAdam
+from .fedams import FedAMS
 from .fedavg import FedAvg
 from .fedavg_m import FedAvgWithMomentum
+from .fedavg_m_vr import FedAvgWithMomentumVR
+from .fedavgm import FedAvgM
+from .fedmos import FedMoS
 from .fedprox import FedProx
+from .fedyogi import FedYogi
+from .local_adam import LocalAdam
+from .mb_storm import MBSTORM
 from .padamfed import PAdaMFed
+from .padamfed_dog import PAdaMFedDoG
+from .padamfed_vr import PAdaMFedVR
 from .scaffold import Scaffold
 from .scaffold_m import ScaffoldM
+from .scaffold_m_vr import ScaffoldMVR
+from .stem import STEM
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    rule.name: rule for rule in (FedAvg, FedProx, FedAvgWithMomentum, Scaffold, ScaffoldM, PAdaMFed)
+    rule.name: rule
+    for rule in (
+        FedAvg,
+        FedProx,
+        FedAvgM,
+        FedAdagrad,
+        FedAdam,
+        FedYogi,
+        FedAMS,
+        FedAvgWithMomentum,
+        FedAvgWithMomentumVR,
+        Scaffold,
+        ScaffoldM,
+        ScaffoldMVR,
+        PAdaMFed,
+        PAdaMFedVR,
+        PAdaMFedDoG,
+        FedMoS,
+        STEM,
+        LocalAdam,
+        FANT,
+        FAdamGC,
+        MBSTORM,
+    )
 }
 
 
@@ -46,12 +84,27 @@ def register(kind: type[Algorithm]) -> type[Algorithm]:
 
 __all__ = [
     "ALGORITHMS",
+    "FANT",
+    "MBSTORM",
+    "STEM",
+    "FAdamGC",
+    "FedAMS",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
     "FedAvgWithMomentum",
+    "FedAvgWithMomentumVR",
+    "FedMoS",
     "FedProx",
+    "FedYogi",
+    "LocalAdam",
     "PAdaMFed",
+    "PAdaMFedDoG",
+    "PAdaMFedVR",
     "Scaffold",
     "ScaffoldM",
+    "ScaffoldMVR",
     "find_rule",
     "register",
 ]

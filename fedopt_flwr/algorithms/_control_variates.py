@@ -17,6 +17,7 @@ from ..algorithm import (
     ServerState,
     weighted_sum,
 )
+from ._gradient_start import mean_gradient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,12 +49,8 @@ class ControlVariateRule(Algorithm):
     def client_start(
         self, received: Arrays, client_state: ClientState, objective: Objective
     ) -> tuple[Arrays, ClientState]:
-        y = objective.working_copy(received["model"])
-        c_i = y.new_zeros(y.shape)
-        for batch in objective.batches():
-            c_i.add_(objective.gradient(y, batch))
-        c_i.div_(objective.num_steps)
-        return {"control_variate": c_i}, {"control_variate": c_i}
+        c_i = mean_gradient(received["model"], objective)
+        return {"control_variate": c_i}, {**client_state, "control_variate": c_i}
 
     def server_start(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         c = weighted_sum([(r.importance, r.upload["control_variate"]) for r in replies])

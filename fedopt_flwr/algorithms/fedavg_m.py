@@ -33,7 +33,6 @@ class FedAvgWithMomentum(Algorithm):
     """y ← y − η(β∇F(y;ξ) + (1−β)g), K times; g ← −Σ w_i Δ_i/(ηK_i); x ← x + η_g Δ̄."""
 
     name: ClassVar[str] = "fedavg_m"
-    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "server_momentum")
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
     server_learning_rate: float = Field(
@@ -42,6 +41,10 @@ class FedAvgWithMomentum(Algorithm):
     momentum: float = Field(
         0.2, ge=0, le=1, title="β", description="weight of the new gradient; 1 is no momentum"
     )
+
+    @property
+    def broadcast_names(self) -> tuple[str, ...]:
+        return ("model", "server_momentum")
 
     def init_server(self, x: Tensor, plan: Plan) -> ServerState:
         return ServerState(plan, {"model": x, "server_momentum": x.new_zeros(x.shape)})

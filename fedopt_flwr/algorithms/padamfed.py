@@ -33,7 +33,6 @@ class PAdaMFed(ControlVariateRule):
     g ← β(Σ w_i(c_i⁺ − c_i) + c) + (1−β)g; c ← c + Σ p_i(c_i⁺ − c_i)."""
 
     name: ClassVar[str] = "padamfed"
-    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "direction")
 
     client_learning_rate: float | None = Field(
         None, gt=0, title="η", description="client step size; derived: 1/(K√T)"
@@ -47,29 +46,33 @@ class PAdaMFed(ControlVariateRule):
     normalize: bool = Field(True, description="divide every local direction by its norm")
 
     @property
+    def broadcast_names(self) -> tuple[str, ...]:
+        return ("model", "direction")
+
+    @property
     def upload_names(self) -> tuple[str, ...]:
         return ("delta", "control_variate_change")
 
     def resolve(self, plan: Plan) -> Self:
         samples, horizon = plan.clients_per_round * plan.mean_local_steps, plan.num_rounds  # SK, T
-        eta, beta = self.client_learning_rate, self.momentum
-        if eta is None:
-            eta = 1 / (plan.mean_local_steps * math.sqrt(horizon))
-        if beta is None:
-            beta = min(1.0, math.sqrt(samples / horizon))
-            if horizon < samples:
-                theorem = math.sqrt(samples / horizon)
-                warnings.warn(
-                    f"algorithm.momentum: the theorem's √(SK/T) = {theorem:.3g}"
-                    f" exceeds 1 as T = {horizon} < SK = {samples:g}; 1 is used, which means no "
-                    "momentum; more rounds or fewer local steps would avoid that",
-                    FedoptWarning,
-                    stacklevel=2,
-                )
-        gamma = samples**0.25 / horizon**0.75
+        path, gamma, beta = self.theorem(samples, horizon)
+        if beta > 1 and self.momentum is None:
+            warnings.warn(
+                f"algorithm.momentum: the theorem's β = {beta:.3g} exceeds 1 with SK = {samples:g} "
+                f"and T = {horizon}; 1 is used, which means no momentum; more rounds or fewer "
+                "local steps would avoid that",
+                FedoptWarning,
+                stacklevel=2,
+            )
+        eta = self.client_learning_rate or path / plan.mean_local_steps
         eta_g = self.server_learning_rate or gamma / (eta * plan.mean_local_steps)
+        beta = min(1.0, beta) if self.momentum is None else self.momentum
         derived = {"client_learning_rate": eta, "server_learning_rate": eta_g, "momentum": beta}
         return self.model_copy(update=derived)
+
+    def theorem(self, samples: float, horizon: int) -> tuple[float, float, float]:
+        """Return ηK, γ and β of the theorem from SK and T."""
+        return 1 / math.sqrt(horizon), samples**0.25 / horizon**0.75, math.sqrt(samples / horizon)
 
     def init_server(self, x: Tensor, plan: Plan) -> ServerState:
         return super().init_server(x, plan).replace(server_momentum=x.new_zeros(x.shape))
@@ -79,7 +82,7 @@ class PAdaMFed(ControlVariateRule):
         return state.replace(server_momentum=state["control_variate"])  # line 1: g = c
 
     def broadcast(self, state: ServerState) -> Arrays:
-        c, g, beta = state["control_variate"], state["server_momentum"], self._beta
+        c, g, beta = state["control_variate"], state["server_momentum"], self.beta
         return {"model": state["model"], "direction": (c * beta).add_(g, alpha=1 - beta)}  # line 17
 
     def client_update(
@@ -87,7 +90,7 @@ class PAdaMFed(ControlVariateRule):
     ) -> tuple[Arrays, ClientState]:
         import torch
 
-        eta, beta = self.client_learning_rate or 0.0, self._beta
+        beta = self.beta
         x, d, c_i = received["model"], received["direction"], client_state["control_variate"]
         y = objective.working_copy(x)
         offset = d.sub(c_i, alpha=beta)  # d − βc_i, the same at every step
@@ -96,17 +99,24 @@ class PAdaMFed(ControlVariateRule):
             u = objective.gradient(y, batch)
             gradient_sum.add_(u)
             torch.add(offset, u, alpha=beta, out=u)  # line 7
-            if self.normalize:
-                norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
-                y.addcdiv_(u, norm.clamp_(min=_TINY), value=-eta)  # line 8
-            else:
-                y.sub_(u, alpha=eta)
+            self.move(y, u)  # line 8
         change = gradient_sum.div_(objective.num_steps).sub_(c_i)  # line 10
         upload = {"delta": torch.sub(y, x, out=offset), "control_variate_change": change}
         return upload, {"control_variate": c_i + change}
 
+    def move(self, y: Tensor, u: Tensor) -> None:
+        """y ← y − ηu/‖u‖, in place."""
+        import torch
+
+        eta = self.client_learning_rate or 0.0
+        if self.normalize:
+            norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+            y.addcdiv_(u, norm.clamp_(min=_TINY), value=-eta)
+        else:
+            y.sub_(u, alpha=eta)
+
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
-        steps, beta = state.plan.mean_local_steps, self._beta
+        steps, beta = state.plan.mean_local_steps, self.beta
         c, g = state["control_variate"], state["server_momentum"]
         delta = weighted_sum([(r.weight * steps / r.num_steps, r.upload["delta"]) for r in replies])
         changes = [r.upload["control_variate_change"] for r in replies]
@@ -121,7 +131,8 @@ class PAdaMFed(ControlVariateRule):
         )
 
     @property
-    def _beta(self) -> float:
+    def beta(self) -> float:
+        """β, once it is known."""
         if self.momentum is None:
-            raise ValueError("padamfed: step sizes are open; call resolve(plan) first")
+            raise ValueError(f"{self.name}: step sizes are open; call resolve(plan) first")
         return self.momentum

@@ -4,8 +4,8 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: "SCAFFOLD: Stochastic Controlled
 Federated Learning", ICML 2020, Algorithm 1, option II for the control variates: the mean of the
 uncorrected local gradients.
 Deviations: c_i⁺ − c_i does not travel. As Δ = −ηK_i(c_i⁺ − c_i + c), both sides compute it from the
-transmitted Δ and d = c, so that c stays Σ p_i c_i. Where ηK is below 1e-2 that division would lose
-digits, and the change is uploaded instead.
+transmitted Δ and d = c, so that c stays Σ p_i c_i. Where ηK is below 1e-2, or a schedule may bring
+it there, that division would lose digits, and the change is uploaded instead.
 Defaults: η = 0.05, η_g = 1; gradient start as in Cheng et al. (ICLR 2024), "zero" in the original.
 """
 
@@ -29,7 +29,6 @@ class Scaffold(ControlVariateRule):
     """y ← y − η(∇F(y;ξ) − c_i + c), K times; x ← x + η_g Δ̄; c ← c + Σ p_i (c_i⁺ − c_i)."""
 
     name: ClassVar[str] = "scaffold"
-    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "direction")
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
     server_learning_rate: float = Field(
@@ -45,6 +44,10 @@ class Scaffold(ControlVariateRule):
         return 1.0
 
     @property
+    def broadcast_names(self) -> tuple[str, ...]:
+        return ("model", "direction")
+
+    @property
     def upload_names(self) -> tuple[str, ...]:
         return ("delta", "control_variate_change") if self.lean_uplink is False else ("delta",)
 
@@ -52,7 +55,8 @@ class Scaffold(ControlVariateRule):
         if self.lean_uplink is not None:
             return self
         divisor = self.beta * self.client_learning_rate * min(plan.local_steps.values())
-        return self.model_copy(update={"lean_uplink": divisor >= _SMALLEST_LEAN_DIVISOR})
+        exact = plan.constant_rates and divisor >= _SMALLEST_LEAN_DIVISOR
+        return self.model_copy(update={"lean_uplink": exact})
 
     def broadcast(self, state: ServerState) -> Arrays:
         return {"model": state["model"], "direction": state["control_variate"]}

@@ -31,7 +31,7 @@ def describe(rule: type[Algorithm]) -> dict[str, Any]:
         "equations": inspect.cleandoc(rule.__doc__ or ""),
         "source": source.strip(),
         "fields": fields,
-        "down": list(rule.broadcast_names),
+        "down": list(instance.broadcast_names),
         "up": list(instance.upload_names),
         "start_pass": list(instance.start_names),
     }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
 import numpy as np
 from flwr.common import FitRes, Parameters
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from ..algorithm import Algorithm
-from ..config import RunConfig, validation_problems
+from ..config import FederationSection, RunConfig, TrainingSection, validation_problems
 from ..errors import ConfigError
 from ..metrics import RoundRecord
 from ..vectors import FlatModel
@@ -33,12 +33,20 @@ class StrategyOptions(TypedDict, total=False):
     our own keys, `fit_metrics_aggregation_fn([(num_examples, metrics), ...])` the round's metrics.
     """
 
+    num_clients: Required[int]  # N
+    clients_per_round: Required[int]  # S
+    num_rounds: Required[int]  # T
     seed: int  # 0
+    sampler: Literal["uniform", "multinomial", "adaptive", "clustered"]
+    warmup_rounds: int  # 4; of all clients, before `clustered` groups them
     local_steps: int  # 10 unless local_epochs is given
     local_epochs: int
     batch_size: int  # 32; 0 is the full local data
     weight_decay: float  # 0
-    weighting: Literal["uniform", "examples"]
+    clip_norm: float  # 0: no limit
+    gradient_momentum: float  # 0
+    schedule: Mapping[str, Any]  # client, server, step_rounds, step_factor of [schedule]
+    weighting: Literal["uniform", "examples"]  # the rule's own
     buffers: Literal["average", "local"]
     min_replies: int  # 1; with fewer a round moves nothing
     start_timeout: float  # 600 s to wait for all clients
@@ -49,8 +57,8 @@ class StrategyOptions(TypedDict, total=False):
     on_round: Callable[[RoundRecord], None]
 
 
-_FEDERATION = ("seed", "weighting", "buffers", "min_replies", "start_timeout")
-_TRAINING = ("local_steps", "local_epochs", "batch_size", "weight_decay", "threads")
+_FEDERATION = FederationSection.model_fields.keys() & StrategyOptions.__annotations__.keys()
+_TRAINING = TrainingSection.model_fields.keys() & StrategyOptions.__annotations__.keys()
 
 
 def make_rule(kind: type[Algorithm], hyperparameters: dict[str, Any]) -> Algorithm:
@@ -66,25 +74,20 @@ class AppStrategy(FederatedStrategy):
 
     def __init__(
         self,
-        rule: Algorithm,
+        kind: type[Algorithm],
         model: nn.Module,
-        num_clients: int,
-        clients_per_round: int,
-        num_rounds: int,
         options: StrategyOptions,
+        **hyperparameters: Any,
     ) -> None:
-        unknown = options.keys() - StrategyOptions.__annotations__.keys()
-        if unknown:
-            raise TypeError(f"{type(self).__name__}: unknown argument {sorted(unknown)[0]!r}")
-        sizes = {
-            "num_clients": num_clients,
-            "clients_per_round": clients_per_round,
-            "num_rounds": num_rounds,
-        }
+        for key in sorted(options.keys() - StrategyOptions.__annotations__.keys()):
+            raise TypeError(f"{type(self).__name__}: unknown argument {key!r}")
+        for key in sorted(StrategyOptions.__required_keys__ - options.keys()):
+            raise TypeError(f"{type(self).__name__}: argument {key!r} is missing")
         given: dict[str, Any] = {**options}
         config = RunConfig(
-            federation=sizes | {key: given[key] for key in _FEDERATION if key in given},
+            federation={key: given[key] for key in _FEDERATION if key in given},
             training={key: given[key] for key in _TRAINING if key in given},
+            schedule=options.get("schedule", {}),
         )
         flat = FlatModel(model)
         template = Instruction.for_run(config, flat, (), 0)
@@ -94,11 +97,12 @@ class AppStrategy(FederatedStrategy):
         self._evaluate_fn = options.get("evaluate_fn")
         self._fit_metrics = options.get("fit_metrics_aggregation_fn")
         super().__init__(
-            rule,
+            make_rule(kind, hyperparameters),
             flat,
             config.federation,
             config.training,
             template=template,
+            schedule=config.schedule,
             on_round=self._keep,
         )
         if "on_fit_config_fn" in options:

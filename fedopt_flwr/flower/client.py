@@ -108,6 +108,8 @@ class FederatedClient(NumPyClient):
         if buffers:
             model.write_buffers(buffers)
         with self._seeded_generator(instruction):
+            if instruction.phase == "gradient":
+                return {"gradient": objective.full_gradient(received["model"])}, 0.0, 0
             half = rule.client_start if instruction.phase == "start" else rule.client_update
             upload, next_state = half(received, state, objective)
         if model.has_buffers and instruction.phase == "train":
@@ -137,7 +139,16 @@ class FederatedClient(NumPyClient):
             told.local_epochs or None,
             client_seed(told.seed, self.client_id, told.round, "batches"),
         )
-        return ModelObjective(model, self._models.loss, self.data, positions, told.weight_decay)
+        return ModelObjective(
+            model,
+            self._models.loss,
+            self.data,
+            positions,
+            told.weight_decay,
+            told.clip_norm,
+            told.gradient_momentum,
+            client_seed(told.seed, self.client_id, told.round, "initial batch"),
+        )
 
     def _require_own_code(self, told: Instruction) -> None:
         for field in ("model", "loss"):
@@ -172,7 +183,7 @@ def expected_download(
     rule: Algorithm, model: FlatModel, told: Instruction
 ) -> dict[str, tuple[int, str]]:
     """Return name -> (size, dtype) of the arrays that an instruction carries."""
-    names = ("model",) if told.phase == "start" else rule.broadcast_names
+    names = rule.broadcast_names if told.phase == "train" else ("model",)
     sends_buffers = told.buffers == "average"
     return expected_arrays(names, model, with_buffers=sends_buffers)
 

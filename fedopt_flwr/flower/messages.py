@@ -22,7 +22,7 @@ from ..errors import MessageError
 from ..vectors import FlatModel
 
 Scalar = bool | bytes | float | int | str
-Phase = Literal["start", "train"]
+Phase = Literal["start", "train", "gradient"]
 
 PHASE, ROUND = "fedopt.phase", "fedopt.round"  # two keys of an instruction that engines look at
 IN_MEMORY = "memory"  # tensor_type of Parameters whose arrays were never turned into bytes
@@ -50,6 +50,8 @@ class Instruction:
     local_epochs: int
     batch_size: int
     weight_decay: float
+    clip_norm: float
+    gradient_momentum: float
     buffers: str
     phase: Phase = "train"  # this and the rest change from round to round
     round: int = 0
@@ -78,6 +80,8 @@ class Instruction:
             local_epochs=training.local_epochs or 0,
             batch_size=training.batch_size,
             weight_decay=training.weight_decay,
+            clip_norm=training.clip_norm,
+            gradient_momentum=training.gradient_momentum,
             buffers=federation.buffers if model.has_buffers else "none",
         )
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flwr.common import Code, FitRes
 from torch import Tensor
 
-from ..algorithm import ClientId, Plan, Reply
+from ..algorithm import ClientId, Reply
 from ..errors import MessageError
 from ..metrics import RoundRecord
 from ..vectors import is_buffer_name
@@ -29,10 +29,10 @@ class Upload:
 def accept(
     asked: Sequence[ClientId],
     answers: Mapping[ClientId, FitRes | str],
-    expected: Mapping[str, tuple[int, str]],
+    expected: Mapping[ClientId, Mapping[str, tuple[int, str]]],
     record: RoundRecord,
 ) -> dict[ClientId, Upload]:
-    """Return the usable uploads in the order of `asked`.
+    """Return the usable uploads in the order of `asked`; `expected` are each client's arrays.
 
     An answer that is a text, is missing, carries an error or does not hold the expected arrays
     becomes an error in the record. Bytes and vectors that arrived are counted either way.
@@ -43,7 +43,7 @@ def accept(
         try:
             if isinstance(answer, str):
                 raise MessageError(answer)
-            uploads[client_id] = _checked(client_id, answer, expected, record)
+            uploads[client_id] = _checked(client_id, answer, expected[client_id], record)
         except MessageError as error:
             record.errors.append({"client": client_id, "error": str(error)})
     return uploads
@@ -76,25 +76,14 @@ def _checked(
     return Upload(tensors, loss, seconds)
 
 
+def buffers_of(reply: Reply) -> dict[str, Tensor]:
+    """Return the model's buffers in a reply."""
+    return {name: array for name, array in reply.upload.items() if is_buffer_name(name)}
+
+
 def own_metrics(answer: FitRes) -> dict[str, Scalar]:
     """Return what a user's client reported beside, and of ours what a user may want to average."""
     return {key: value for key, value in answer.metrics.items() if key != "arrays"}
-
-
-def weigh(uploads: Mapping[ClientId, Upload], order: Iterable[ClientId], plan: Plan) -> list[Reply]:
-    """Return replies in the given order of ids; w_i is p_i over the sum of the repliers' p."""
-    ids = [i for i in order if i in uploads]
-    total = sum(plan.importance[i] for i in ids)
-    return [
-        Reply(
-            client_id=i,
-            upload=uploads[i].arrays,
-            weight=plan.importance[i] / total,
-            importance=plan.importance[i],
-            num_steps=plan.local_steps[i],
-        )
-        for i in ids
-    ]
 
 
 def close(

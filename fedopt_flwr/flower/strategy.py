@@ -12,13 +12,13 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 from torch import Tensor
 
-from ..algorithm import Algorithm, ClientId, Plan, Reply, ServerState
-from ..config import FederationSection, TrainingSection
+from ..algorithm import Algorithm, ClientId, Plan, ServerState
+from ..config import FederationSection, ScheduleSection, TrainingSection
 from ..errors import RunError
 from ..metrics import RoundRecord
-from ..objectives import Evaluation, num_steps
+from ..objectives import Evaluation
 from ..outputs import Snapshot
-from ..sampling import importances, sample_uniform
+from ..schedules import changed_numbers, scheduled
 from ..vectors import FlatModel, average_buffers, is_buffer_name
 from .client import expected_arrays
 from .members import Members, ask_all
@@ -32,7 +32,8 @@ from .messages import (
     encoded_bytes,
     to_arrays,
 )
-from .replies import Upload, accept, close, weigh
+from .participation import Participation, make_plan
+from .replies import Upload, accept, buffers_of, close
 from .wrappers import refuse_privacy_wrappers
 
 Fit = tuple[ClientProxy, FitRes]
@@ -55,6 +56,7 @@ class FederatedStrategy(Strategy):
         training: TrainingSection,
         *,
         template: Instruction,
+        schedule: ScheduleSection | None = None,
         evaluate: Callable[[FlatModel], Evaluation] | None = None,
         evaluate_every: int = 1,
         on_start: Callable[[Algorithm, Plan], None] = lambda rule, plan: None,
@@ -63,7 +65,9 @@ class FederatedStrategy(Strategy):
         resume: Snapshot | None = None,
     ) -> None:
         self.rule, self.model = rule, model
+        self.round_rule = rule  # with the step sizes of the current round
         self._federation, self._training = federation, training
+        self._schedule = schedule or ScheduleSection()
         self._template = replace(template, run=resume.run) if resume else template
         self._evaluate, self._evaluate_every = evaluate, evaluate_every
         self._on_start, self.on_round = on_start, on_round
@@ -79,24 +83,22 @@ class FederatedStrategy(Strategy):
         self._started = 0.0
         self.extra_config: Callable[[int], dict[str, Scalar]] = lambda server_round: {}
         self.state: ServerState
+        self._participation: Participation
 
     def snapshot(self) -> Snapshot:
         """Return what a checkpoint must hold of the server."""
-        return Snapshot(
-            self._template.run,
-            self.record.round,
-            self.state.vectors,
-            self._buffers,
-            dict(self.versions),
-        )
+        run, number, versions = self._template.run, self.record.round, dict(self.versions)
+        return Snapshot(run, number, self.state.vectors, self._buffers, versions)
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Find all clients, fix the plan, run the start pass; called once, before round 1."""
         refuse_privacy_wrappers()
         federation = self._federation
         self.members.discover(client_manager, federation.num_clients, federation.start_timeout)
-        plan = self._make_plan()
-        self.rule = self.rule.resolve(plan)
+        sizes = {i: self.members.num_examples[i] for i in self.members.ids}
+        plan = make_plan(self.rule, federation, self._training, self._schedule, sizes)
+        self.rule = self.round_rule = self.rule.resolve(plan)
+        self._participation = Participation(self.rule, federation, plan)
         self._on_start(self.rule, plan)
         if self._resume:
             self.state = ServerState(plan, dict(self._resume.vectors))
@@ -107,69 +109,61 @@ class FederatedStrategy(Strategy):
             self._start_pass(client_manager)
         return self._flower_parameters()
 
-    def _make_plan(self) -> Plan:
-        federation, training = self._federation, self._training
-        sizes = {i: self.members.num_examples[i] for i in self.members.ids}
-        steps = {
-            i: num_steps(n, training.batch_size, training.local_steps, training.local_epochs)
-            for i, n in sizes.items()
-        }
-        return Plan(
-            num_clients=federation.num_clients,
-            clients_per_round=federation.clients_per_round,
-            num_rounds=federation.num_rounds,
-            num_examples=sizes,
-            local_steps=steps,
-            importance=importances(sizes, federation.weighting),
-        )
-
     def _start_pass(self, client_manager: ClientManager) -> None:
         """Round 0: every client, and once more those that failed; the rest count with zero."""
         self._begin_round(0)
-        expected = expected_arrays(self.rule.start_names, self.model, with_buffers=False)
         uploads: dict[ClientId, Upload] = {}
         for _ in range(2):
-            missing = [i for i in self.members.ids if i not in uploads]
+            missing = [i for i in self._participation.everyone() if i not in uploads]
             if not missing:
                 break
             self.record.errors.clear()
             self.members.refresh(client_manager)  # some may have come back on a new connection
-            instructions = self._instruct("start", missing, {"model": self.state["model"]})
-            answers = self._ask_for_start(instructions)
-            uploads |= accept(missing, answers, expected, self.record)
+            uploads |= self._ask_now("start", missing, self.rule.start_names)
         if not uploads:
             raise RunError(f"round 0: no client finished the start pass: {self.record.errors[0]}")
-        replies = weigh(uploads, self.members.ids, self.state.plan)
-        self.state = self.rule.server_start(self.state, replies)
+        self.state = self.rule.server_start(self.state, self._participation.weigh(uploads))
         self.asked = list(self.members.ids)
         self._finish_round(uploads)
 
-    def _ask_for_start(
-        self, instructions: Sequence[tuple[ClientProxy, FitIns]]
-    ) -> dict[ClientId, FitRes | str]:
+    def _ask_now(
+        self, phase: Phase, ids: Sequence[ClientId], names: tuple[str, ...]
+    ) -> dict[ClientId, Upload]:
+        """Ask these clients outside of Flower's loop, all at once, and return what is usable."""
+        expected = expected_arrays(names, self.model, with_buffers=False)
+        instructions = self._instruct(phase, ids, {"model": self.state["model"]})
         by_cid = {proxy.cid: ins for proxy, ins in instructions}
         answers = ask_all(
             [(proxy.cid, proxy) for proxy, _ in instructions],
             lambda proxy: proxy.fit(by_cid[proxy.cid], self._federation.round_timeout, 0),
             self.members.max_workers,
         )
-        return {
+        by_id = {
             self.members.id_of(proxy): str(answer) if isinstance(answer, Exception) else answer
             for proxy, _ in instructions
             for answer in [answers[proxy.cid]]
         }
+        return accept(ids, by_id, dict.fromkeys(ids, expected), self.record)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
         self._begin_round(server_round + self._rounds_before)
-        needed, patience = self._federation.min_replies, self._federation.start_timeout
+        federation = self._federation
+        needed, patience = federation.min_replies, federation.start_timeout
         self.members.gather(client_manager, needed, patience, "federation.min_replies")
-        order = sample_uniform(self.members.ids, self._federation.seed, self.record.round)
-        present = [i for i in order if self.members.connected(i) is not None]
-        chosen = set(present[: self._federation.clients_per_round])
-        ids = [i for i in self.members.ids if i in chosen]
-        return self._instruct("train", ids, self.rule.broadcast(self.state))
+        number, rule = self.record.round, self.rule.at_round(self.state, self.record.round)
+        self.round_rule = scheduled(rule, self._schedule, number, federation.num_rounds)
+        if self._participation.needs_clusters(self.state, number):
+            gradients = self._ask_now("gradient", self._participation.everyone(), ("gradient",))
+            rows = {i: upload.arrays["gradient"] for i, upload in gradients.items()}
+            self.state = self._participation.group(self.state, rows)
+        self.record.chosen = changed_numbers(self.rule, self.round_rule)
+        self.record.chosen |= self.rule.report(self.state, number)
+        ids = self._participation.choose(
+            self.state, number, lambda i: self.members.connected(i) is not None
+        )
+        return self._instruct("train", ids, self.round_rule.broadcast(self.state))
 
     def _instruct(
         self, phase: Phase, ids: Sequence[ClientId], arrays: dict[str, Tensor]
@@ -185,15 +179,21 @@ class FederatedStrategy(Strategy):
             phase=phase,
             round=self.record.round,
             algorithm=self.rule.name,
-            hyperparameters=self.rule.model_dump_json(),
             arrays=names,
         )
+        if phase == "start" and self.rule.start_batches is not None:
+            instruction = replace(instruction, local_steps=self.rule.start_batches, local_epochs=0)
         beside = self.extra_config(self.record.round)
         instructions = []
         for client_id in ids:
             version = self.versions.get(client_id, NEVER)
             durable = self.durable_versions.get(client_id, version)
-            told = replace(instruction, state_version=version, oldest_version=durable).to_config()
+            told = replace(
+                instruction,
+                hyperparameters=self._rule_of(client_id).model_dump_json(),
+                state_version=version,
+                oldest_version=durable,
+            ).to_config()
             proxy = self.members.connected(client_id)
             if proxy is not None:
                 instructions.append((proxy, FitIns(parameters, {**beside, **told})))
@@ -202,8 +202,11 @@ class FederatedStrategy(Strategy):
     def aggregate_fit(
         self, server_round: int, results: list[Fit], failures: list[Fit | BaseException]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        names = self.rule.upload_names
-        expected = expected_arrays(names, self.model, with_buffers=self._averages_buffers)
+        average = self._averages_buffers
+        expected = {
+            i: expected_arrays(self._rule_of(i).upload_names, self.model, with_buffers=average)
+            for i in self.asked
+        }
         uploads = accept(self.asked, self._answers(results, failures), expected, self.record)
         needed = self._federation.min_replies
         if len(uploads) < needed:
@@ -211,12 +214,16 @@ class FederatedStrategy(Strategy):
             self.record.errors += [{"client": i, "error": reason} for i in uploads]
             self._finish_round({})
             return None, {}
-        replies = weigh(uploads, self.members.ids, self.state.plan)
-        self.state = self.rule.server_update(self.state, replies)
-        if self._averages_buffers:
-            self._buffers = average_buffers([(r.weight, _buffers(r)) for r in replies])
+        replies = self._participation.weigh(uploads)
+        self.state = self.round_rule.server_update(self.state, replies)
+        if average:
+            total = sum(r.weight for r in replies)
+            self._buffers = average_buffers([(r.weight / total, buffers_of(r)) for r in replies])
         self._finish_round(uploads)
         return self._flower_parameters(), {}
+
+    def _rule_of(self, client_id: ClientId) -> Algorithm:
+        return self.round_rule.for_client(self._participation.rank(client_id))
 
     def _answers(
         self, results: Sequence[Fit], failures: Sequence[Fit | BaseException]
@@ -258,8 +265,8 @@ class FederatedStrategy(Strategy):
     ) -> tuple[float, dict[str, Scalar]] | None:
         """Evaluate the server's model where that is due, and publish the round's record."""
         record = self.record
-        last = record.round == self._federation.num_rounds
-        due = last or record.round % self._evaluate_every == 0
+        due = record.round in (self._federation.num_rounds, 0)
+        due = due or record.round % self._evaluate_every == 0
         if server_round == 0 and (self._resume or not self.rule.start_names):
             return None
         evaluation = None
@@ -288,7 +295,3 @@ class FederatedStrategy(Strategy):
         failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
     ) -> tuple[float | None, dict[str, Scalar]]:
         return None, {}
-
-
-def _buffers(reply: Reply) -> dict[str, Tensor]:
-    return {name: array for name, array in reply.upload.items() if is_buffer_name(name)}

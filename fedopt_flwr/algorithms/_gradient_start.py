@@ -1,0 +1,49 @@
+"""A start pass in which every client sends its mean gradient at x⁰, and nobody keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..algorithm import (
+    Algorithm,
+    Arrays,
+    ClientState,
+    Objective,
+    Plan,
+    Reply,
+    ServerState,
+    weighted_sum,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def mean_gradient(x: Tensor, objective: Objective) -> Tensor:
+    """Return the mean at `x` of the round's minibatch gradients, a new vector."""
+    y = objective.working_copy(x)
+    total = y.new_zeros(y.shape)
+    for batch in objective.batches():
+        total.add_(objective.gradient(y, batch))
+    return total.div_(objective.num_steps)
+
+
+class GradientStartRule(Algorithm):
+    """A rule whose server begins with g ("server_momentum") = Σ p_i ∇F_i(x⁰)."""
+
+    @property
+    def start_names(self) -> tuple[str, ...]:
+        return ("gradient",)
+
+    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
+        return ServerState(plan, {"model": x, "server_momentum": x.new_zeros(x.shape)})
+
+    def client_start(
+        self, received: Arrays, client_state: ClientState, objective: Objective
+    ) -> tuple[Arrays, ClientState]:
+        return {"gradient": mean_gradient(received["model"], objective)}, client_state
+
+    def server_start(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        g = weighted_sum([(r.importance, r.upload["gradient"]) for r in replies])
+        return state.replace(server_momentum=g)

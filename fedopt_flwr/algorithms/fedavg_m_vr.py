@@ -1,0 +1,87 @@
+"""FedAvg-M-VR: FedAvg-M whose local steps compare the same minibatch at y and at x⁻.
+
+Cheng, Huang, Wu, Yuan: "Momentum Benefits Non-IID Federated Learning Simply and Provably",
+ICLR 2024, Algorithm 3 (variance reduction in the manner of STORM).
+Deviations: the paper analyses full participation; here S < N works too. x⁻ does not travel: with
+the same number of steps everywhere and constant rates, clients recover it as x + η_g·η·K·g; where
+that would not be exact, it is sent. The paper's absolute server rate γ is η_g·η·K.
+Defaults: η = 0.05, η_g = 1, β = 0.2; g⁰ is the mean of K minibatch gradients of every client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field
+
+from ..algorithm import Arrays, ClientState, Objective, Plan, Reply, ServerState, weighted_sum
+from ._gradient_start import GradientStartRule
+
+
+class FedAvgWithMomentumVR(GradientStartRule):
+    """y ← y − η(∇F(y;ξ) + (1−β)(g − ∇F(x⁻;ξ))), K times; g ← −Σ w_i Δ_i/(ηK_i); x ← x + η_g Δ̄."""
+
+    name: ClassVar[str] = "fedavg_m_vr"
+
+    client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
+    server_learning_rate: float = Field(
+        1.0, gt=0, title="η_g", description="server step size, relative to the mean movement"
+    )
+    momentum: float = Field(
+        0.2, ge=0, le=1, title="β", description="weight of the new gradient; 1 is FedAvg"
+    )
+    initial_batches: int | None = Field(
+        None, ge=1, description="minibatches a client for g⁰; K if not given"
+    )
+    previous_model: Literal["sent", "recovered", "same"] | None = Field(
+        None,
+        title="x⁻",
+        description="how clients learn x⁻: recovered where that is exact; the same as x in round 1",
+    )
+
+    @property
+    def broadcast_names(self) -> tuple[str, ...]:
+        previous = ("previous_model",) if self.previous_model == "sent" else ()
+        return ("model", "server_momentum", *previous)
+
+    @property
+    def start_batches(self) -> int | None:
+        return self.initial_batches
+
+    def resolve(self, plan: Plan) -> Self:
+        if self.previous_model is not None:
+            return self
+        exact = plan.constant_rates and len(set(plan.local_steps.values())) == 1
+        return self.model_copy(update={"previous_model": "recovered" if exact else "sent"})
+
+    def at_round(self, state: ServerState, number: int) -> Self:
+        if number == 1 and self.previous_model == "recovered":
+            return self.model_copy(update={"previous_model": "same"})
+        return self
+
+    def broadcast(self, state: ServerState) -> Arrays:
+        return {name: state[name] for name in self.broadcast_names}
+
+    def server_start(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        return super().server_start(state, replies).replace(previous_model=state["model"])
+
+    def client_update(
+        self, received: Arrays, client_state: ClientState, objective: Objective
+    ) -> tuple[Arrays, ClientState]:
+        eta, beta = self.client_learning_rate, self.momentum
+        x, g = received["model"], received["server_momentum"]
+        x_prev = received.get("previous_model", x)
+        if self.previous_model == "recovered":
+            x_prev = x.add(g, alpha=self.server_learning_rate * eta * objective.num_steps)
+        y, drift = x.clone(), g * (eta * (1 - beta))
+        for batch in objective.batches():
+            y_next = y.add(objective.gradient(x_prev, batch), alpha=eta * (1 - beta)).sub_(drift)
+            y = y_next.sub_(objective.gradient(y, batch), alpha=eta)
+        return {"delta": y - x}, client_state
+
+    def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        eta, eta_g, x = self.client_learning_rate, self.server_learning_rate, state["model"]
+        delta = weighted_sum([(r.weight, r.upload["delta"]) for r in replies])
+        g = weighted_sum([(-r.weight / (eta * r.num_steps), r.upload["delta"]) for r in replies])
+        return state.replace(model=x.add(delta, alpha=eta_g), server_momentum=g, previous_model=x)

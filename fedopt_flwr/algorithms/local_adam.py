@@ -1,0 +1,76 @@
+"""LocalAdam: FedAvg whose clients take Adam steps and keep their second moment between rounds.
+
+The baseline of the FAdamGC paper (see `fadamgc`) without gradient correction, which has no
+Algorithm of its own there: AMSGrad's maximum, no bias correction, ε outside the root.
+Deviations: where the paper leaves it open, v̂ begins a round at v.
+Defaults: η = 0.001, β₁ = 0.9, β₂ = 0.99, ε = 1e-8, η_g = 1. m starts every round at 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from ..algorithm import Arrays, ClientState, Objective
+from .fedavg import FedAvg
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class LocalAdam(FedAvg):
+    """m ← β₁m + (1−β₁)∇F; v ← β₂v + (1−β₂)∇F²; v̂ ← max(v̂, v); y ← y − η m/(√v̂ + ε), K times;
+    x ← x + η_g Δ̄."""
+
+    name: ClassVar[str] = "local_adam"
+
+    client_learning_rate: float = Field(0.001, gt=0, title="η", description="client step size")
+    first_decay: float = Field(0.9, ge=0, lt=1, title="β₁", description="decay of the first moment")
+    second_decay: float = Field(
+        0.99, ge=0, lt=1, title="β₂", description="decay of the second moment"
+    )
+    adaptivity: float = Field(1e-8, gt=0, title="ε", description="floor of the divisor")
+
+    def init_client(self, size: int) -> ClientState:
+        import torch
+
+        return {"second_moment": torch.zeros(size)}
+
+    def client_update(
+        self, received: Arrays, client_state: ClientState, objective: Objective
+    ) -> tuple[Arrays, ClientState]:
+        x = received["model"]
+        moments = AdamMoments(self, client_state["second_moment"])
+        y = objective.working_copy(x)
+        for batch in objective.batches():
+            y.sub_(moments.step(objective.gradient(y, batch)), alpha=self.client_learning_rate)
+        return {"delta": y - x}, {"second_moment": moments.second}
+
+
+class AdamMoments:
+    """m and v̂ of one client in one round, and v, which it keeps."""
+
+    def __init__(self, rule: LocalAdam, second_moment: Tensor) -> None:
+        self._rule = rule
+        self._first = second_moment.new_zeros(second_moment.shape)  # m
+        self.second = second_moment.clone()  # v
+        self._largest = second_moment.clone()  # v̂
+
+    def step(self, gradient: Tensor) -> Tensor:
+        """Take in a gradient (kept unchanged) and return m/(√v̂ + ε)."""
+        import torch
+
+        rule = self._rule
+        self._first.lerp_(gradient, 1 - rule.first_decay)
+        self.second.mul_(rule.second_decay)
+        self.second.addcmul_(gradient, gradient, value=1 - rule.second_decay)
+        torch.maximum(self._largest, self.second, out=self._largest)
+        return self._first / self._largest.sqrt().add_(rule.adaptivity)
+
+    def rms_step(self, gradient: Tensor) -> Tensor:
+        """Take in a gradient and return RMSProp's ĝ/(√v + ε)."""
+        rule = self._rule
+        self.second.mul_(rule.second_decay)
+        self.second.addcmul_(gradient, gradient, value=1 - rule.second_decay)
+        return gradient / self.second.sqrt().add_(rule.adaptivity)

@@ -1,0 +1,133 @@
+"""From the clients that are there to a plan, and from the plan to who is asked in each round."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from ..algorithm import Algorithm, ClientId, Plan, Reply, ServerState
+from ..config import FederationSection, ScheduleSection, TrainingSection
+from ..objectives import num_steps
+from ..sampling import (
+    by_cluster,
+    by_share,
+    cluster,
+    fill_slots,
+    importances,
+    reply_weights,
+    sample_uniform,
+    sample_weighted,
+)
+from ..seeding import derive
+from .replies import Upload
+
+CLUSTERS = "clusters"  # among the server's vectors: a label for each client
+
+
+def make_plan(
+    rule: Algorithm,
+    federation: FederationSection,
+    training: TrainingSection,
+    schedule: ScheduleSection,
+    num_examples: Mapping[ClientId, int],
+) -> Plan:
+    """Return what is fixed before round 1."""
+    steps = {
+        i: num_steps(n, training.batch_size, training.local_steps, training.local_epochs)
+        for i, n in num_examples.items()
+    }
+    return Plan(
+        num_clients=federation.num_clients,
+        clients_per_round=federation.clients_per_round,
+        num_rounds=federation.num_rounds,
+        num_examples=num_examples,
+        local_steps=steps,
+        importance=importances(num_examples, federation.weighting or rule.weighting),
+        constant_rates=schedule.is_constant,
+    )
+
+
+class Participation:
+    """Who is asked in the current round, how often each was drawn, and what its reply weighs."""
+
+    def __init__(self, rule: Algorithm, federation: FederationSection, plan: Plan) -> None:
+        self._federation, self._plan, self._unbiased = federation, plan, rule.unbiased_weights
+        self._ids = list(plan.num_examples)
+        by_examples = (federation.weighting or rule.weighting) == "examples"
+        self._shares = {i: n if by_examples else 1 for i, n in plan.num_examples.items()}
+        self.everyone()
+
+    def everyone(self) -> list[ClientId]:
+        """Ask all N, each once."""
+        self._sampler, self._counts = "uniform", dict.fromkeys(self._ids, 1)
+        self._ranks = dict.fromkeys(self._ids, 0)
+        return list(self._ids)
+
+    def needs_clusters(self, state: ServerState, number: int) -> bool:
+        """Whether the warm-up is over and the clients are not grouped yet."""
+        late = number > self._federation.warmup_rounds
+        return self._federation.sampler == "clustered" and late and CLUSTERS not in state.vectors
+
+    def group(self, state: ServerState, gradients: Mapping[ClientId, torch.Tensor]) -> ServerState:
+        """Return the state with a cluster for each client; without a gradient it counts as zero."""
+        missing = torch.zeros_like(state["model"])
+        rows = [gradients.get(i, missing) for i in self._ids]
+        labels = cluster(rows, self._plan.clients_per_round)
+        return state.replace(**{CLUSTERS: torch.tensor(labels, dtype=torch.float32)})
+
+    def choose(
+        self, state: ServerState, number: int, is_connected: Callable[[ClientId], bool]
+    ) -> list[ClientId]:
+        """Draw the clients of a round and return them in the order of ids, each once.
+
+        Uniform sampling passes over those that are away; the others draw from all.
+        """
+        federation, draws = self._federation, self._plan.clients_per_round
+        if federation.sampler == "clustered" and number <= federation.warmup_rounds:
+            return self.everyone()
+        self._sampler = federation.sampler
+        if self._sampler == "uniform":
+            order = sample_uniform(self._ids, federation.seed, number)
+            drawn = [i for i in order if is_connected(i)][:draws]
+        else:
+            drawn = sample_weighted(self._slots(state), federation.seed, number)
+        self._counts = dict(Counter(drawn))
+        chosen = [i for i in self._ids if i in self._counts]
+        shuffled = list(chosen)
+        random.Random(derive(federation.seed, "ranks", number)).shuffle(shuffled)
+        self._ranks = {client: rank for rank, client in enumerate(shuffled)}
+        return chosen
+
+    def _slots(self, state: ServerState) -> Sequence[Mapping[ClientId, int]]:
+        if self._sampler == "multinomial":
+            return [self._shares] * self._plan.clients_per_round
+        if self._sampler == "adaptive":
+            order = by_share(self._ids, self._shares)
+        else:
+            labels = [int(label) for label in state[CLUSTERS].tolist()]
+            order = by_cluster(self._ids, labels, self._shares)
+        return fill_slots(order, self._shares, self._plan.clients_per_round)
+
+    def rank(self, client_id: ClientId) -> int:
+        """Return a client's place in the round's random order, from 0."""
+        return self._ranks[client_id]
+
+    def weigh(self, uploads: Mapping[ClientId, Upload]) -> list[Reply]:
+        """Return replies in the order of ids, with their weights."""
+        plan = self._plan
+        counts = {i: self._counts[i] for i in self._ids if i in uploads}
+        weights = reply_weights(counts, plan.importance, self._sampler, self._unbiased)
+        return [
+            Reply(
+                client_id=i,
+                upload=uploads[i].arrays,
+                weight=weights[i],
+                importance=plan.importance[i],
+                num_steps=plan.local_steps[i],
+                rank=self._ranks[i],
+            )
+            for i in counts
+        ]

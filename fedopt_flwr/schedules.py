@@ -1,0 +1,50 @@
+"""Learning rates that change from round to round, the same for every rule."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+from .algorithm import Algorithm
+from .config import Schedule, ScheduleSection
+
+Rule = TypeVar("Rule", bound=Algorithm)
+
+
+def rate_factor(
+    schedule: Schedule, section: ScheduleSection, number: int, num_rounds: int
+) -> float:
+    """Return what a learning rate is multiplied by in round `number` of 1..T; 1 in round 1.
+
+    cosine: ½(1 + cos(π(t−1)/T)); inverse_sqrt: 1/√t; step: step_factor once every step_rounds.
+    """
+    if schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * (number - 1) / num_rounds))
+    if schedule == "inverse_sqrt":
+        return 1 / math.sqrt(number)
+    if schedule == "step":
+        return float(section.step_factor ** ((number - 1) // section.step_rounds))
+    return 1.0
+
+
+def changed_numbers(rule: Algorithm, of_round: Algorithm) -> dict[str, float]:
+    """Return the numeric hyperparameters in which a round differs from the run."""
+    before = rule.model_dump()
+    return {
+        name: value
+        for name, value in of_round.model_dump().items()
+        if isinstance(value, float) and value != before[name]
+    }
+
+
+def scheduled(rule: Rule, section: ScheduleSection, number: int, num_rounds: int) -> Rule:
+    """Return the rule with the learning rates of round `number`."""
+    rates = {}
+    for field, schedule in (
+        ("client_learning_rate", section.client),
+        ("server_learning_rate", section.server),
+    ):
+        rate = getattr(rule, field, None)
+        if rate is not None:
+            rates[field] = rate * rate_factor(schedule, section, number, num_rounds)
+    return rule if section.is_constant else rule.model_copy(update=rates)
