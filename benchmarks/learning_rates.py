@@ -1,0 +1,62 @@
+"""Final accuracy of every tuned rule on a configuration, over a small grid of learning rates.
+
+    python benchmarks/learning_rates.py examples/mnist.toml [--algorithms fedavg,scaffold]
+
+Prints one line a rule: each point of its grid and the best. The PAdaMFed family derives its rates
+and has no grid. Only the last round is evaluated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedopt_flwr import RunConfig
+from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.data import load_federated_data
+from fedopt_flwr.experiment import Experiment
+from fedopt_flwr.simulation import run_experiment
+
+SGD = {"client_learning_rate": [0.02, 0.05, 0.1, 0.2]}
+SERVER_ADAPTIVE = {"client_learning_rate": [0.05, 0.1], "server_learning_rate": [0.003, 0.01, 0.03]}
+LOCAL_ADAM = {"client_learning_rate": [0.0003, 0.001, 0.003]}
+GRIDS: dict[str, dict[str, list[float]]] = {
+    **dict.fromkeys(("fedadagrad", "fedadam", "fedyogi", "fedams"), SERVER_ADAPTIVE),
+    **dict.fromkeys(("local_adam", "fa_nt", "fadamgc"), LOCAL_ADAM),
+}
+
+
+def accuracy(config: RunConfig, data: Any, rule: str, rates: dict[str, float]) -> float:
+    """Return the accuracy after the last round; 0 for a run that fails."""
+    settings = [f"algorithm.{name}={value}" for name, value in rates.items()]
+    own = config.for_rule(rule).updated(settings)
+    result = run_experiment(Experiment(own, data=data))
+    return result.rounds[-1].test_accuracy or 0.0
+
+
+def main() -> None:
+    """Print a line a rule."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--algorithms", default="")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    config = RunConfig.from_file(arguments.config, ["output.evaluate_every=1000000"])
+    data = load_federated_data(config)
+    named = [name for name in arguments.algorithms.split(",") if name]
+    for rule in named or [name for name in ALGORITHMS if not name.startswith("padamfed")]:
+        grid = GRIDS.get(rule, SGD)
+        found = []
+        for point in product(*grid.values()):
+            rates = dict(zip(grid, point, strict=True))
+            found.append((accuracy(config, data, rule, rates), point))
+        best = max(found)
+        points = "  ".join(f"{'/'.join(map(str, p))}: {a:.4f}" for a, p in found)
+        print(f"{rule:14} {points}   best {'/'.join(map(str, best[1]))}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
