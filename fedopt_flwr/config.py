@@ -158,6 +158,7 @@ class RunConfig(_Section):
     """
 
     algorithm: AlgorithmSection = AlgorithmSection()
+    rules: dict[str, dict[str, Any]] = {}  # hyperparameters by rule, below those of [algorithm]
     federation: FederationSection = FederationSection()
     training: TrainingSection = TrainingSection()
     schedule: ScheduleSection = ScheduleSection()

@@ -9,13 +9,14 @@ from pydantic import ValidationError
 from torch import nn
 
 from .algorithm import Algorithm
-from .algorithms import find_rule
+from .algorithms import ALGORITHMS, find_rule
 from .config import RunConfig, validation_problems
 from .data import FederatedData, load_federated_data
 from .data.federated import require_examples
-from .errors import ConfigError
+from .errors import ConfigError, unknown_name
 from .flower import ModelPool
 from .flower.messages import Instruction
+from .imports import is_import_path
 from .models import make_model, seeded_module
 from .objectives import (
     Evaluation,
@@ -33,8 +34,11 @@ def make_rule(config: RunConfig) -> Algorithm:
     """Return the configured rule; ConfigError names every hyperparameter that is wrong."""
     section = config.algorithm
     kind = find_rule(section.name, config.import_folders)
+    for name in config.rules:
+        if not is_import_path(name) and name not in ALGORITHMS:
+            raise ConfigError(unknown_name("rules", name, ALGORITHMS))
     try:
-        return kind(**section.hyperparameters)
+        return kind(**{**config.rules.get(section.name, {}), **section.hyperparameters})
     except ValidationError as error:
         raise ConfigError(validation_problems(error, kind, at="algorithm")) from None
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .algorithm import ClientId
 
+_DIVERGED = 20.0  # times the first loss
 LINK_MBPS = 100.0  # for the simulated run time
 
 
@@ -45,6 +47,15 @@ class RoundRecord:
         return total / self.num_asked if self.num_asked else 0.0
 
 
+def as_json(value: Any) -> Any:
+    """Return plain values in which numbers that are not finite are None: JSON knows no NaN."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: as_json(item) for key, item in value.items()}
+    return [as_json(item) for item in value] if isinstance(value, list) else value
+
+
 def rounds_to_target(records: Sequence[RoundRecord], accuracy: float) -> int | None:
     """Return the first round whose test accuracy reaches `accuracy` (a fraction), or None."""
     for record in records:
@@ -64,6 +75,23 @@ def holds_from(records: Sequence[RoundRecord], accuracy: float) -> int | None:
         elif start is None:
             start = record.round
     return start
+
+
+def diverged_at(records: Sequence[RoundRecord]) -> int | None:
+    """Return the first round in which a loss was not finite or 20 times its first value, or None.
+
+    A round in which every client failed counts too: their uploads were no longer finite.
+    """
+    first: dict[str, float] = {}
+    for record in records:
+        for name in ("train_loss", "test_loss"):
+            loss = getattr(record, name)
+            if loss is None or record.round == 0:
+                continue
+            limit = _DIVERGED * first.setdefault(name, loss)
+            if not math.isfinite(loss) or (loss > limit and loss > 1):
+                return record.round
+    return None
 
 
 def simulated_seconds(records: Sequence[RoundRecord], vector_bytes: int) -> float:
@@ -91,6 +119,7 @@ def summarize(records: Sequence[RoundRecord], vector_bytes: int) -> dict[str, An
         "gigabytes": sum(r.uplink_bytes + r.downlink_bytes for r in records) / 1e9,
         "vectors_per_client": [r.vectors_per_client for r in records],
         "simulated_seconds": simulated_seconds(records, vector_bytes),
+        "diverged_at": diverged_at(records),
         "link_mbps": LINK_MBPS,
         "seconds": sum(r.seconds for r in records),
     }

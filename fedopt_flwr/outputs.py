@@ -19,7 +19,7 @@ from torch import Tensor
 from .algorithm import ClientId
 from .config import RunConfig
 from .errors import ConfigError, RunError
-from .metrics import RoundRecord
+from .metrics import RoundRecord, as_json
 
 CONFIG, ROUNDS, SUMMARY, MODEL = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors"
 CURVES, CHECKPOINT = "curves.png", "checkpoint"
@@ -116,7 +116,7 @@ class RunDirectory:
     def write_results(self, summary: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
         """Write the summary and the model; neither holds a time, an engine or a version's name."""
         with _replacing(self.path / SUMMARY) as unfinished:
-            unfinished.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+            unfinished.write_text(json.dumps(as_json(summary), indent=2) + "\n", encoding="utf-8")
         with _replacing(self.path / MODEL) as unfinished:
             _save(model, unfinished)
 
@@ -188,7 +188,7 @@ class RunDirectory:
 
 
 def _line(record: RoundRecord) -> str:
-    return json.dumps(record.to_dict()) + "\n"
+    return json.dumps(as_json(record.to_dict())) + "\n"
 
 
 def _tagged(tag: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:

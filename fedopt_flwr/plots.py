@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,34 +14,58 @@ from .metrics import RoundRecord
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SIZE_INCHES = (11.0, 7.0)
+_SIZE_INCHES = (13.0, 7.5)
+_LINES = ("-", "--", ":")  # after ten colours the next style
 
 
-def draw_curves(runs: Mapping[str, Sequence[RoundRecord]], path: Path, title: str) -> None:
-    """Draw train loss, test loss and metric by round, and the metric by megabytes sent."""
+def draw_curves(
+    runs: Mapping[str, Sequence[Sequence[RoundRecord]]], path: Path, title: str
+) -> None:
+    """Draw losses by round, and the metric by round, by megabytes and by seconds.
+
+    `runs` holds for each name one or several runs (seeds), which share a colour.
+    """
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
-    axes = figure.subplots(2, 2)
+    axes = figure.subplots(2, 3)
     figure.suptitle(title)
-    for name, records in runs.items():
-        sent = list(accumulate(r.uplink_bytes + r.downlink_bytes for r in records))
-        megabytes = {r.round: total / 1e6 for r, total in zip(records, sent, strict=True)}
-        tested = [r for r in records if r.test_loss is not None]
-        measured = [r for r in tested if r.test_metric is not None]
-        trained = [r for r in records if r.train_loss is not None and r.round > 0]
-        axes[0, 0].plot([r.round for r in trained], [r.train_loss for r in trained], label=name)
-        axes[0, 1].plot([r.round for r in tested], [r.test_loss for r in tested], label=name)
-        metric = [r.test_metric for r in measured]
-        axes[1, 0].plot([r.round for r in measured], metric, label=name)
-        axes[1, 1].plot([megabytes[r.round] for r in measured], metric, label=name)
+    for number, (name, seeds) in enumerate(runs.items()):
+        style = {"color": colormaps["tab10"](number % 10), "ls": _LINES[number // 10 % len(_LINES)]}
+        for records in seeds:
+            _draw_run(axes, records, style, name if records is seeds[0] else None)
     _label(axes[0, 0], "round", "train loss (local, mean)")
     _label(axes[0, 1], "round", "test loss")
-    for loss_axes in axes[0]:
+    for loss_axes in axes[0, :2]:
         loss_axes.set_yscale("log")  # a rule that diverges must not flatten the others
     _label(axes[1, 0], "round", "test metric")
     _label(axes[1, 1], "megabytes down and up, all clients", "test metric")
+    _label(axes[1, 2], "seconds of rounds", "test metric")
+    axes[0, 2].axis("off")
+    lines, names = axes[0, 0].get_legend_handles_labels()
+    if lines:
+        axes[0, 2].legend(lines, names, loc="center", ncols=2 if len(names) > 10 else 1)
     figure.savefig(path, dpi=110)
+
+
+def _draw_run(
+    axes: Any, records: Sequence[RoundRecord], style: Mapping[str, Any], name: str | None
+) -> None:
+    sent = accumulate((r.uplink_bytes + r.downlink_bytes) / 1e6 for r in records)
+    spent = accumulate(r.seconds for r in records)
+    costs = {r.round: cost for r, cost in zip(records, zip(sent, spent, strict=True), strict=True)}
+    trained = [r for r in records if r.train_loss is not None and r.round > 0]
+    tested = [r for r in records if r.test_loss is not None]
+    measured = [r for r in tested if r.test_metric is not None]
+    metric = [r.test_metric for r in measured]
+    axes[0, 0].plot(
+        [r.round for r in trained], [r.train_loss for r in trained], label=name, **style
+    )
+    axes[0, 1].plot([r.round for r in tested], [r.test_loss for r in tested], **style)
+    axes[1, 0].plot([r.round for r in measured], metric, **style)
+    for place in (0, 1):
+        axes[1, 1 + place].plot([costs[r.round][place] for r in measured], metric, **style)
 
 
 def draw_partition(counts: np.ndarray, path: Path, title: str) -> None:
@@ -70,5 +94,3 @@ def draw_partition(counts: np.ndarray, path: Path, title: str) -> None:
 def _label(axes: Axes, x: str, y: str) -> None:
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
-    if axes.get_lines():
-        axes.legend(fontsize="small")

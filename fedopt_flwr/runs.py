@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from .algorithm import Algorithm, ClientId, Plan
 from .config import RunConfig
-from .errors import ConfigError
+from .errors import ConfigError, FedoptWarning
 from .experiment import Experiment
 from .flower import FederatedStrategy
 from .metrics import RoundRecord, summarize
@@ -145,6 +146,14 @@ class Run:
             "model_parameters": model.size,
             **summarize(self._records, model.size * _FLOAT_BYTES),
         }
+        if summary["diverged_at"] is not None:
+            warnings.warn(
+                f"{strategy.rule.name}: diverged in round {summary['diverged_at']}: a loss was no "
+                "longer finite or more than 20 times its first value; lower the learning rates, "
+                "or set training.clip_norm",
+                FedoptWarning,
+                stacklevel=2,
+            )
         if self._directory is not None:
             self._directory.write_results(summary, model.module.state_dict())
             federation = config.federation
@@ -152,7 +161,7 @@ class Run:
                 f"{config.data.name}, {config.model.name}: {federation.num_clients} clients, "
                 f"{federation.clients_per_round} a round"
             )
-            records = {strategy.rule.name: self._records}
+            records = {strategy.rule.name: [self._records]}
             draw_curves(records, self._directory.path / CURVES, title)
         return Result(vector, model.module, self._records, summary)
 

@@ -43,6 +43,34 @@ class ConstantGradient:
         return self._gradient.clone()
 
 
+class Quadratic:
+    """F(y) = mean over its batches of ½h_b(y − m)²: the gradient of a batch is h_b(y − m)."""
+
+    num_examples = 1
+
+    def __init__(self, curvatures: Sequence[float], centre: float = 0.0) -> None:
+        self._curvatures, self._centre = list(curvatures), centre
+        self.num_steps = len(self._curvatures)
+
+    def working_copy(self, x: Tensor) -> Tensor:
+        return x.clone()
+
+    def batches(self) -> Iterator[float]:
+        return iter(self._curvatures)
+
+    def gradient(self, y: Tensor, batch: float) -> Tensor:
+        return batch * (y - self._centre)
+
+    def full_gradient(self, y: Tensor, num_examples: int = 0) -> Tensor:
+        return self.gradient(y, sum(self._curvatures) / len(self._curvatures))
+
+
+def on_quadratics(rule: Algorithm, x: float, objectives: Sequence[Quadratic]) -> HandRun:
+    """A HandRun whose client i minimises objectives[i]."""
+    steps = [objective.num_steps for objective in objectives]
+    return HandRun(rule, [x], [[0.0]] * len(steps), steps, objectives)
+
+
 def make_plan(
     num_clients: int, steps: Sequence[int], num_rounds: int = 10, sampled: int | None = None
 ) -> Plan:
@@ -66,46 +94,39 @@ class HandRun:
         x: Sequence[float],
         gradients: Sequence[Sequence[float]],
         steps: int | Sequence[int] = 2,
+        objectives: Sequence[Any] | None = None,
     ) -> None:
         counts = [steps] * len(gradients) if isinstance(steps, int) else list(steps)
         self.plan = make_plan(len(gradients), counts)
         self.rule = rule.resolve(self.plan)
-        self.objectives = [ConstantGradient(g, k) for g, k in zip(gradients, counts, strict=True)]
+        self.objectives = objectives or [
+            ConstantGradient(g, k) for g, k in zip(gradients, counts, strict=True)
+        ]
         self.server = self.rule.init_server(torch.tensor(x), self.plan)
         self.clients = [self.rule.init_client(len(x)) for _ in gradients]
         self.uploads: dict[int, dict[str, Tensor]] = {}
+        self.rounds, self.now = 0, self.rule
+        self.replies: list[Reply] = []
         if self.rule.start_names:
-            self._round(
-                range(len(gradients)),
-                self.rule.client_start,
-                self.rule.server_start,
-                {"model": self.server["model"]},
-            )
+            self._round(range(len(counts)), "client_start", {"model": self.server["model"]})
+            self.server = self.rule.server_start(self.server, self.replies)
 
     def round(self, sampled: Sequence[int]) -> None:
-        self._round(
-            sampled,
-            self.rule.client_update,
-            self.rule.server_update,
-            self.rule.broadcast(self.server),
-        )
+        """One round; the order of `sampled` is the clients' random order."""
+        self.rounds += 1
+        self.now = self.rule.at_round(self.server, self.rounds)
+        self._round(sampled, "client_update", self.now.broadcast(self.server))
+        self.server = self.now.server_update(self.server, self.replies)
 
-    def _round(
-        self,
-        sampled: Sequence[int],
-        client_half: Any,
-        server_half: Any,
-        received: dict[str, Tensor],
-    ) -> None:
-        replies = []
-        self.uploads = {}
-        for i in sampled:
-            upload, self.clients[i] = client_half(received, self.clients[i], self.objectives[i])
+    def _round(self, sampled: Sequence[int], half: str, received: dict[str, Tensor]) -> None:
+        self.uploads, self.replies = {}, []
+        for rank, i in enumerate(sampled):
+            told = getattr(self.now.for_client(rank), half)
+            upload, self.clients[i] = told(received, self.clients[i], self.objectives[i])
             self.uploads[i] = upload
-            replies.append(
-                Reply(i, upload, 1 / len(sampled), 1 / len(self.clients), self.plan.local_steps[i])
-            )
-        self.server = server_half(self.server, replies)
+            weight, importance = 1 / len(sampled), 1 / len(self.clients)
+            steps = self.plan.local_steps[i]
+            self.replies.append(Reply(i, upload, weight, importance, steps, rank))
 
     def value(self, name: str) -> list[float]:
         return self.server[name].tolist()

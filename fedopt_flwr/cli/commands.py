@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..algorithms import ALGORITHMS
-from ..config import RunConfig
+from ..config import MAX_SEED, RunConfig
 from ..errors import ConfigError, unknown_name
 from . import federation
 from .options import AlgorithmName, ConfigFile, Settings, read_config, with_directory
@@ -103,11 +103,15 @@ def compare(
     targets: Annotated[
         str, typer.Option(help="Accuracies whose first round is shown, with commas.")
     ] = "0.8,0.9",
+    seeds: Annotated[
+        str, typer.Option(help="Run with each of these seeds, with commas; means are shown.")
+    ] = "",
 ) -> None:
     """Run several rules on one configuration, one after another: a table and curves.
 
-    The hyperparameters in the file's [algorithm] belong to the rule that it names; those given as
-    --set algorithm.KEY=VALUE go to every rule that has that key, --set NAME.KEY=VALUE to one rule.
+    The hyperparameters in the file's [algorithm] belong to the rule that it names, those in
+    [rules.NAME] to the rule NAME; --set algorithm.KEY=VALUE goes to every rule that has that key,
+    --set NAME.KEY=VALUE to one rule.
     """
     from .comparison import run_comparison
 
@@ -117,7 +121,9 @@ def compare(
             raise ConfigError(unknown_name("--algorithms", name, ALGORITHMS))
     if len(set(names)) < len(names):
         raise ConfigError(f"--algorithms: got {algorithms!r}; name each rule once")
-    run_comparison(config, names, algorithm, settings or [], workers, _fractions(targets))
+    run_comparison(
+        config, names, algorithm, settings or [], workers, _fractions(targets), _seeds(seeds)
+    )
 
 
 @app.command("algorithms")
@@ -171,6 +177,15 @@ def doctor(config: ConfigFile = None, settings: Settings = None) -> None:
 
     if not run_checks(config, settings or []):
         raise typer.Exit(1)
+
+
+def _seeds(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdigit() and int(part) <= MAX_SEED for part in parts):
+        raise ConfigError(
+            f"--seeds: got {text!r}; must be whole numbers from 0 with commas between"
+        )
+    return [int(part) for part in dict.fromkeys(parts)]
 
 
 def _fractions(text: str) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from ..config import RunConfig
 from ..data import load_federated_data
 from ..errors import ConfigError
 from ..experiment import Experiment, make_rule
-from ..metrics import rounds_to_target
+from ..metrics import as_json, rounds_to_target
 from ..outputs import CURVES
 from ..plots import draw_curves
 from ..runs import Result
@@ -33,29 +34,39 @@ def run_comparison(
     settings: list[str],
     workers: int,
     targets: list[float],
+    seeds: list[int],
 ) -> None:
-    """Run every named rule, print the table, write curves and comparison.json."""
+    """Run every named rule with every seed, print the table, write curves and comparison.json.
+
+    Without seeds, that of the configuration is the only one.
+    """
     configs = _configs(path, names, algorithm, settings)
-    directory = next(iter(configs.values())).output.directory or Path(
-        f"runs/{datetime.now():%Y%m%d-%H%M%S}-compare"
-    )
+    base = next(iter(configs.values()))
+    directory = base.output.directory or Path(f"runs/{datetime.now():%Y%m%d-%H%M%S}-compare")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(
             f"output.directory: {str(directory)!r} is there and not empty; name another folder or "
             "remove this one"
         )
-    data = load_federated_data(next(iter(configs.values())))
-    results: dict[str, Result] = {}
-    for number, (name, config) in enumerate(configs.items()):
-        own = config.updated([f"output.directory={directory / name}"])
-        with RunDisplay(None if number == 0 else name) as display:
-            results[name] = run_experiment(
-                Experiment(own, data=data), workers=workers, listener=display
-            )
-    rows = [result_row(name, result, targets) for name, result in results.items()]
-    (directory / COMPARISON).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    title = f"{config.data.name}, {config.model.name}, seed {config.federation.seed}"
-    draw_curves({name: r.rounds for name, r in results.items()}, directory / CURVES, title)
+    results: dict[str, list[Result]] = {name: [] for name in configs}
+    for seed in seeds or [base.federation.seed]:
+        seeded = [f"federation.seed={seed}"]
+        data = load_federated_data(base.updated(seeded))
+        for name, config in configs.items():
+            label = f"{name}, seed {seed}" if seeds else name
+            place = directory / (f"{name}-seed{seed}" if seeds else name)
+            own = config.updated([*seeded, f"output.directory={place}"])
+            with RunDisplay(label if any(results.values()) else None) as display:
+                experiment = Experiment(own, data=data)
+                results[name].append(run_experiment(experiment, workers=workers, listener=display))
+    rows = [result_row(name, runs, targets) for name, runs in results.items()]
+    (directory / COMPARISON).write_text(
+        json.dumps(as_json(rows), indent=2) + "\n", encoding="utf-8"
+    )
+    shown = ", ".join(map(str, seeds or [base.federation.seed]))
+    title = f"{base.data.name}, {base.model.name}, seed {shown}"
+    curves = {name: [run.rounds for run in runs] for name, runs in results.items()}
+    draw_curves(curves, directory / CURVES, title)
     print_results(rows, targets)
     print(f"results in {directory}, curves in {directory / CURVES}")
 
@@ -87,20 +98,30 @@ def _configs(
     return configs
 
 
-def result_row(name: str, result: Result, targets: list[float]) -> dict[str, Any]:
-    summary = result.summary
+def result_row(name: str, runs: list[Result], targets: list[float]) -> dict[str, Any]:
+    """Return means over the seeds, and the standard deviation of the final accuracy."""
+    summaries = [run.summary for run in runs]
+    finals = [s["final_test_accuracy"] for s in summaries if s["final_test_accuracy"] is not None]
+    means = ("final_test_accuracy", "best_test_accuracy", "final_test_loss", "gigabytes")
     return {
         "algorithm": name,
-        "hyperparameters": summary["hyperparameters"],
-        "final_test_accuracy": summary["final_test_accuracy"],
-        "best_test_accuracy": summary["best_test_accuracy"],
-        "final_test_loss": summary["final_test_loss"],
-        "rounds_to": {f"{t:g}": rounds_to_target(result.rounds, t) for t in targets},
-        "gigabytes": summary["gigabytes"],
-        "simulated_seconds": summary["simulated_seconds"],
-        "seconds": summary["seconds"],
-        "failures": summary["failures"],
+        "seeds": len(runs),
+        "hyperparameters": summaries[0]["hyperparameters"],
+        **{key: _mean([s[key] for s in summaries]) for key in means},
+        "accuracy_deviation": statistics.stdev(finals) if len(finals) > 1 else None,
+        "rounds_to": {
+            f"{t:g}": _mean([rounds_to_target(run.rounds, t) for run in runs]) for t in targets
+        },
+        **{key: _mean([s[key] for s in summaries]) for key in ("simulated_seconds", "seconds")},
+        "failures": sum(s["failures"] for s in summaries),
+        "diverged_at": next((s["diverged_at"] for s in summaries if s["diverged_at"]), None),
     }
+
+
+def _mean(values: list[float | None]) -> float | None:
+    """None as soon as one run has none: it never got there."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
 def print_results(rows: list[dict[str, Any]], targets: list[float]) -> None:
@@ -118,14 +139,23 @@ def print_results(rows: list[dict[str, Any]], targets: list[float]) -> None:
     ]
     table = Table(*columns)
     for row in rows:
-        numbers = [row[k] for k in ("final_test_accuracy", "best_test_accuracy", "final_test_loss")]
+        numbers = [row[k] for k in ("best_test_accuracy", "final_test_loss")]
         table.add_row(
             row["algorithm"],
+            _final(row),
             *("–" if number is None else f"{number:.4f}" for number in numbers),
-            *("–" if r is None else str(r) for r in row["rounds_to"].values()),
+            *("–" if r is None else f"{r:g}" for r in row["rounds_to"].values()),
             f"{row['gigabytes']:.3g}",
             f"{row['simulated_seconds']:.1f}",
             f"{row['seconds']:.1f}",
             str(row["failures"]),
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _final(row: dict[str, Any]) -> str:
+    accuracy, deviation = row["final_test_accuracy"], row["accuracy_deviation"]
+    text = "–" if accuracy is None else f"{accuracy:.4f}"
+    if deviation is not None:
+        text += f" ± {deviation:.4f}"
+    return f"{text} (diverged)" if row["diverged_at"] else text

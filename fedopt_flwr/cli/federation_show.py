@@ -104,7 +104,7 @@ class FederationDisplay(RunDisplay):
         """Print the result as a table, and where the files are."""
         from .comparison import print_results, result_row
 
-        print_results([result_row(result.summary["algorithm"], result, _TARGETS)], _TARGETS)
+        print_results([result_row(result.summary["algorithm"], [result], _TARGETS)], _TARGETS)
         self._console.print(f"results in {directory}", markup=False, soft_wrap=True)
 
 

@@ -152,6 +152,8 @@ def hyperparameter_text(rule: Algorithm, plan: Plan) -> str:
     parts = []
     for name, info in type(rule).model_fields.items():
         value = values[name]
+        if value is None:
+            continue  # not chosen, or chosen in every round
         text = f"{value:.4g}" if isinstance(value, float) else str(value)
         parts.append(f"{info.title or name} = {text}")
     eta, eta_g = values.get("client_learning_rate"), values.get("server_learning_rate")
