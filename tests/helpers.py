@@ -211,6 +211,7 @@ def open_run(
         run_config.federation,
         run_config.training,
         template=experiment.template(),
+        schedule=run_config.schedule,
         evaluate=experiment.evaluate if test_data is not None else None,
         in_memory=True,
     )

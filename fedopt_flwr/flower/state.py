@@ -53,10 +53,14 @@ class MemoryStates:
         return versions[version]
 
     def save(self, client_id: ClientId, version: int, state: ClientState) -> None:
+        versions = self._states.setdefault(client_id, {})
         if self._spare:
             spare = self._spare.pop()
             state = {name: spare[name].copy_(array) for name, array in state.items()}
-        self._states.setdefault(client_id, {})[version] = state
+        kept = {array.data_ptr() for other in versions.values() for array in other.values()}
+        # a tensor that a rule left as it was must not be written to when the older version goes
+        state = {n: a.clone() if a.data_ptr() in kept else a for n, a in state.items()}
+        versions[version] = state
 
     def prune(self, client_id: ClientId, keep: Collection[int]) -> None:
         versions = self._states.get(client_id, {})
