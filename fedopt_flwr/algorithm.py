@@ -102,6 +102,8 @@ class Algorithm(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
+    server_state: ClassVar[tuple[str, ...]] = ("model",)  # names of the server's vectors
+    client_state: ClassVar[tuple[str, ...]] = ()  # names of what a client keeps between rounds
     weighting: ClassVar[str] = "uniform"  # p_i where federation.weighting does not say
     unbiased_weights: ClassVar[bool] = False  # w_i = N p_i/S under uniform sampling, else p_i/Σp
 

@@ -13,6 +13,7 @@ import pytest
 
 import fedopt_flwr
 from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.cli.rules import describe, markdown_pages, markdown_table
 
 PACKAGE = Path(fedopt_flwr.__file__).parent
 ROOMS = {
@@ -172,3 +173,22 @@ def test_json_list_of_rules_is_a_list_of_objects_with_names() -> None:
     )
     rules = json.loads(output)
     assert [rule["name"] for rule in rules] == list(ALGORITHMS)
+
+
+def test_readme_and_docs_hold_what_the_table_of_rules_says() -> None:
+    described = [describe(rule) for rule in ALGORITHMS.values()]
+    root = PACKAGE.parent
+    assert markdown_table(described) in (root / "README.md").read_text(encoding="utf-8")
+    pages = (root / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    assert pages == markdown_pages(described) + "\n"  # else: fedopt algorithms --markdown
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_rule_names_the_state_that_it_keeps(name: str) -> None:
+    import torch
+    from helpers import make_plan
+
+    rule = ALGORITHMS[name]()
+    server = rule.init_server(torch.zeros(2), make_plan(2, [1, 1]))
+    assert set(server.vectors) <= set(rule.server_state)
+    assert tuple(rule.init_client(2)) == rule.client_state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -29,6 +29,9 @@ class ControlVariateRule(Algorithm):
     "gradient": in round 0 all N clients take the mean of K minibatch gradients at x⁰ as c_i.
     "zero": c_i = c = 0 and there is no round 0.
     """
+
+    server_state: ClassVar[tuple[str, ...]] = ("model", "control_variate")
+    client_state: ClassVar[tuple[str, ...]] = ("control_variate",)
 
     control_variate_start: Literal["gradient", "zero"] = Field(
         "gradient", title="c_i⁰", description="how the control variates start"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ..algorithm import (
     Algorithm,
@@ -31,6 +31,8 @@ def mean_gradient(x: Tensor, objective: Objective) -> Tensor:
 
 class GradientStartRule(Algorithm):
     """A rule whose server begins with g ("server_momentum") = Σ p_i ∇F_i(x⁰)."""
+
+    server_state: ClassVar[tuple[str, ...]] = ("model", "server_momentum")
 
     @property
     def start_names(self) -> tuple[str, ...]:

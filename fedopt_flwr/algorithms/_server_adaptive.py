@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 class ServerAdaptiveRule(FedAvg):
     """Clients as in FedAvg; m ← β₁m + (1−β₁)Δ̄; v by the rule; x ← x + η_g m/(√v + τ)."""
+
+    server_state: ClassVar[tuple[str, ...]] = ("model", "first_moment", "second_moment")
 
     server_learning_rate: float = Field(
         0.01, gt=0, title="η_g", description="step size of the server's optimiser"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 class TrackedAdamRule(ControlVariateRule, LocalAdam):
     """Only the first S̃ of a round's S clients, in random order, renew c_i; all keep their v."""
+
+    client_state: ClassVar[tuple[str, ...]] = ("control_variate", "second_moment")
 
     tracked_clients: int | None = Field(
         None, ge=0, title="S̃", description="clients a round that renew c_i; all S if not given"

@@ -24,6 +24,12 @@ class FedAMS(FedAvg):
     """m ← β₁m + (1−β₁)Δ̄; v ← β₂v + (1−β₂)Δ̄²; v̂ ← max(v̂, v, ε); x ← x + η_g m/√v̂."""
 
     name: ClassVar[str] = "fedams"
+    server_state: ClassVar[tuple[str, ...]] = (
+        "model",
+        "first_moment",
+        "second_moment",
+        "largest_second_moment",
+    )
 
     server_learning_rate: float = Field(
         0.01, gt=0, title="η_g", description="step size of the server's optimiser"

@@ -33,6 +33,7 @@ class FedAvgWithMomentum(Algorithm):
     """y ← y − η(β∇F(y;ξ) + (1−β)g), K times; g ← −Σ w_i Δ_i/(ηK_i); x ← x + η_g Δ̄."""
 
     name: ClassVar[str] = "fedavg_m"
+    server_state: ClassVar[tuple[str, ...]] = ("model", "server_momentum")
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
     server_learning_rate: float = Field(

@@ -23,6 +23,7 @@ class FedAvgWithMomentumVR(GradientStartRule):
     """y ← y − η(∇F(y;ξ) + (1−β)(g − ∇F(x⁻;ξ))), K times; g ← −Σ w_i Δ_i/(ηK_i); x ← x + η_g Δ̄."""
 
     name: ClassVar[str] = "fedavg_m_vr"
+    server_state: ClassVar[tuple[str, ...]] = ("model", "server_momentum", "previous_model")
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
     server_learning_rate: float = Field(

@@ -24,6 +24,7 @@ class FedAvgM(FedAvg):
     """y ← y − η∇F(y;ξ), K times; m ← β₁m + Δ̄; x ← x + η_g m."""
 
     name: ClassVar[str] = "fedavgm"
+    server_state: ClassVar[tuple[str, ...]] = ("model", "first_moment")
 
     momentum: float = Field(
         0.9, ge=0, le=1, title="β₁", description="weight of the old buffer; 0 is FedAvg"

@@ -37,6 +37,7 @@ class FedMoS(Algorithm):
     name: ClassVar[str] = "fedmos"
     weighting: ClassVar[str] = "examples"
     unbiased_weights: ClassVar[bool] = True
+    server_state: ClassVar[tuple[str, ...]] = ("model", "server_momentum")
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
     server_learning_rate: float = Field(

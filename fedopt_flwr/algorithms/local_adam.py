@@ -24,6 +24,7 @@ class LocalAdam(FedAvg):
     x ← x + η_g Δ̄."""
 
     name: ClassVar[str] = "local_adam"
+    client_state: ClassVar[tuple[str, ...]] = ("second_moment",)
 
     client_learning_rate: float = Field(0.001, gt=0, title="η", description="client step size")
     first_decay: float = Field(0.9, ge=0, lt=1, title="β₁", description="decay of the first moment")

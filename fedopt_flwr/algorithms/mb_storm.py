@@ -26,6 +26,7 @@ class MBSTORM(GradientStartRule):
     g ← Σ w_i q_i + (1−β)g; x⁻ ← x; x ← x − η_g·ηK·g. Clients take no local steps."""
 
     name: ClassVar[str] = "mb_storm"
+    server_state: ClassVar[tuple[str, ...]] = ("model", "server_momentum", "previous_model")
 
     client_learning_rate: float = Field(
         0.05, gt=0, title="η", description="step size for each of the K minibatches"

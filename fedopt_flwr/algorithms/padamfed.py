@@ -33,6 +33,7 @@ class PAdaMFed(ControlVariateRule):
     g ← β(Σ w_i(c_i⁺ − c_i) + c) + (1−β)g; c ← c + Σ p_i(c_i⁺ − c_i)."""
 
     name: ClassVar[str] = "padamfed"
+    server_state: ClassVar[tuple[str, ...]] = ("model", "control_variate", "server_momentum")
 
     client_learning_rate: float | None = Field(
         None, gt=0, title="η", description="client step size; derived: 1/(K√T)"

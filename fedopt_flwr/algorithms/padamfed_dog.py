@@ -31,6 +31,14 @@ class PAdaMFedDoG(PAdaMFed):
     γ_t = D_t/√(Σ_{s<t} ‖ḡ_s‖²)·(1 − t/T), D_t the largest distance from x⁰ so far."""
 
     name: ClassVar[str] = "padamfed_dog"
+    server_state: ClassVar[tuple[str, ...]] = (
+        "model",
+        "control_variate",
+        "server_momentum",
+        "initial_model",
+        "distance",
+        "squared_gradients",
+    )
 
     client_learning_rate: float | None = Field(
         None, gt=0, title="η_t", description="client step size; derived in every round"

@@ -28,6 +28,12 @@ class PAdaMFedVR(PAdaMFed):
     g as PAdaMFed ("printed") or g ← Σ w_i ū_i, ū_i the mean of the client's u ("proved")."""
 
     name: ClassVar[str] = "padamfed_vr"
+    server_state: ClassVar[tuple[str, ...]] = (
+        "model",
+        "control_variate",
+        "server_momentum",
+        "previous_model",
+    )
 
     client_learning_rate: float | None = Field(
         None, gt=0, title="η", description="client step size; derived: 1/(KT)"

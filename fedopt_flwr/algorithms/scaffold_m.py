@@ -28,6 +28,7 @@ class ScaffoldM(Scaffold):
     """
 
     name: ClassVar[str] = "scaffold_m"
+    server_state: ClassVar[tuple[str, ...]] = ("model", "control_variate", "server_momentum")
 
     momentum: float = Field(
         0.2, ge=0, le=1, title="β", description="weight of the new gradient; 1 is SCAFFOLD"

@@ -26,6 +26,12 @@ class ScaffoldMVR(ControlVariateRule):
     g ← −Σ w_i Δ_i/(ηK_i); c ← c + Σ p_i (c_i⁺ − c_i)."""
 
     name: ClassVar[str] = "scaffold_m_vr"
+    server_state: ClassVar[tuple[str, ...]] = (
+        "model",
+        "control_variate",
+        "server_momentum",
+        "previous_model",
+    )
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
     server_learning_rate: float = Field(

@@ -130,15 +130,18 @@ def compare(
 def list_algorithms(
     name: Annotated[str | None, typer.Argument(help="Only this one, in full.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+    markdown: Annotated[bool, typer.Option(help="Print docs/algorithms.md.")] = False,
 ) -> None:
     """Say which rules there are, what they need and what travels."""
-    from .rules import describe, print_rule, print_rules
+    from .rules import describe, markdown_pages, print_rule, print_rules
 
     if name is not None and name not in ALGORITHMS:
         raise ConfigError(unknown_name("algorithms NAME", name, ALGORITHMS))
     chosen = [ALGORITHMS[name]] if name else list(ALGORITHMS.values())
     if as_json:
         print(json.dumps([describe(rule) for rule in chosen], indent=2, ensure_ascii=False))
+    elif markdown:
+        print(markdown_pages([describe(rule) for rule in chosen]))
     elif name:
         print_rule(describe(chosen[0]))
     else:

@@ -34,6 +34,8 @@ def describe(rule: type[Algorithm]) -> dict[str, Any]:
         "down": list(instance.broadcast_names),
         "up": list(instance.upload_names),
         "start_pass": list(instance.start_names),
+        "server_state": list(rule.server_state),
+        "client_state": list(rule.client_state),
     }
 
 
@@ -57,6 +59,42 @@ def print_rule(rule: dict[str, Any]) -> None:
         default = "derived" if field["default"] is None else str(field["default"])
         table.add_row(name, field["symbol"] or "", default, field["description"])
     console.print(table)
-    console.print(f"\ndown: {', '.join(rule['down'])}\nup:   {', '.join(rule['up'])}", markup=False)
-    if rule["start_pass"]:
-        console.print(f"round 0, all clients, up: {', '.join(rule['start_pass'])}", markup=False)
+    console.print("\n" + "\n".join(_travel(rule)), markup=False)
+
+
+def _travel(rule: dict[str, Any]) -> list[str]:
+    lines = {
+        "down": rule["down"],
+        "up": rule["up"],
+        "round 0, all clients, up": rule["start_pass"],
+        "the server keeps": rule["server_state"],
+        "a client keeps": rule["client_state"] or ["nothing"],
+    }
+    return [f"{what}: {', '.join(names)}" for what, names in lines.items() if names]
+
+
+def markdown_table(rules: list[dict[str, Any]]) -> str:
+    """Return the table of the README."""
+    rows = ["| name | what it does | vectors down/up | round 0 |", "|---|---|---|---|"]
+    for rule in rules:
+        start = "yes" if rule["start_pass"] else ""
+        travel = f"{len(rule['down'])}/{len(rule['up'])}"
+        rows.append(f"| `{rule['name']}` | {rule['title']} | {travel} | {start} |")
+    return "\n".join(rows)
+
+
+def markdown_pages(rules: list[dict[str, Any]]) -> str:
+    """Return docs/algorithms.md: for every rule formula, source, fields and what travels."""
+    parts = ["# The rules", "Written by `fedopt algorithms --markdown`; do not edit by hand."]
+    for rule in rules:
+        fields = ["| field | symbol | default | meaning |", "|---|---|---|---|"]
+        for name, field in rule["fields"].items():
+            default = "–" if field["default"] is None else f"`{field['default']}`"
+            symbol, meaning = field["symbol"] or "", field["description"]
+            fields.append(f"| `{name}` | {symbol} | {default} | {meaning} |")
+        formula = "\n".join(f"    {line}".rstrip() for line in rule["equations"].splitlines())
+        travel = "\n".join(f"- {line}" for line in _travel(rule))
+        title = rule["title"].rstrip(".")
+        parts += [f"## {rule['name']}", f"{title}.", formula, rule["source"]]
+        parts += ["\n".join(fields), travel]
+    return "\n\n".join(parts)
