@@ -27,6 +27,7 @@ ROOMS = {
     "algorithms": 2,
     "sampling": 2,
     "schedules": 2,
+    "conformance": 3,
     "objectives": 2,
     "models": 2,
     "data": 2,

@@ -149,6 +149,30 @@ def list_algorithms(
 
 
 @app.command()
+def verify(
+    name: Annotated[
+        str | None, typer.Argument(help="A rule, or module:attribute of one; all without it.")
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:ATTRIBUTE",
+            help="Makes a Flower strategy; NAME then is the module:attribute that makes a client.",
+        ),
+    ] = None,
+) -> None:
+    """Check rules, or any Flower strategy with its client, against problems with known answers.
+
+    A strategy is made by ATTRIBUTE(model, num_clients=, clients_per_round=, num_rounds=), a client
+    by ATTRIBUTE(model, dataset, client_id=); model is an nn.Module of 4 inputs and 3 classes.
+    """
+    from .conformance import verify as run_checks
+
+    if not run_checks(name, strategy):
+        raise typer.Exit(1)
+
+
+@app.command()
 def partition(
     config: ConfigFile = None,
     settings: Settings = None,

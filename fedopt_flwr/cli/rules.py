@@ -56,7 +56,7 @@ def print_rule(rule: dict[str, Any]) -> None:
     console.print(text, markup=False, soft_wrap=True)
     table = Table("field", "symbol", "default", "meaning", box=None, pad_edge=False)
     for name, field in rule["fields"].items():
-        default = "derived" if field["default"] is None else str(field["default"])
+        default = "–" if field["default"] is None else str(field["default"])
         table.add_row(name, field["symbol"] or "", default, field["description"])
     console.print(table)
     console.print("\n" + "\n".join(_travel(rule)), markup=False)

@@ -1,0 +1,84 @@
+"""Flower's loop over anyone's strategy and clients, in this process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+from flwr.client import Client
+from flwr.common import (
+    Code,
+    EvaluateIns,
+    EvaluateRes,
+    FitIns,
+    FitRes,
+    GetParametersIns,
+    GetParametersRes,
+    GetPropertiesIns,
+    GetPropertiesRes,
+    Status,
+    parameters_to_ndarrays,
+)
+from flwr.server import Server, SimpleClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import Strategy
+
+from ..errors import RunError
+from ..flower.messages import to_arrays
+
+
+class ForeignProxy(ClientProxy):
+    """One client of this process; an exception in it is what Flower's loop would see of it."""
+
+    def __init__(self, cid: str, client: Client) -> None:
+        super().__init__(cid)
+        self._client = client
+
+    def get_properties(
+        self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None
+    ) -> GetPropertiesRes:
+        return self._client.get_properties(ins)
+
+    def get_parameters(
+        self, ins: GetParametersIns, timeout: float | None, group_id: int | None
+    ) -> GetParametersRes:
+        return self._client.get_parameters(ins)
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        return self._client.fit(ins)
+
+    def evaluate(
+        self, ins: EvaluateIns, timeout: float | None, group_id: int | None
+    ) -> EvaluateRes:
+        if type(self._client).evaluate is Client.evaluate:
+            return EvaluateRes(Status(Code.EVALUATE_NOT_IMPLEMENTED, "none"), 0.0, 0, {})
+        return self._client.evaluate(ins)
+
+    def reconnect(self, *arguments: object, **options: object) -> NoReturn:
+        raise RuntimeError("nothing to reconnect in process")
+
+
+def run_pair(strategy: Strategy, clients: Sequence[Client], num_rounds: int) -> list[np.ndarray]:
+    """Return the server's arrays, in state_dict order, after so many rounds over the clients.
+
+    Raises RunError where the strategy leaves the loop with no arrays or too few of them.
+    """
+    manager = SimpleClientManager()
+    for number, client in enumerate(clients):
+        manager.register(ForeignProxy(str(number), client))
+    server, log = Server(client_manager=manager, strategy=strategy), logging.getLogger("flwr")
+    server.set_max_workers(1)  # replies come in the order of asking, so faults show every time
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        server.fit(num_rounds, None)
+    finally:
+        log.setLevel(level)
+    parameters = server.parameters
+    if not parameters.tensors:
+        raise RunError("the strategy ends with no parameters")
+    if parameters.tensor_type == "numpy.ndarray":
+        return parameters_to_ndarrays(parameters)
+    return to_arrays(parameters)

@@ -1,0 +1,430 @@
+"""The suite passes for every rule, and catches faults that were found in public code.
+
+Each mutant is a few lines on top of a rule, named after the fault.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from flwr.client import NumPyClient
+from flwr.common import ndarrays_to_parameters
+from flwr.server import strategy as flower
+from torch.nn import functional
+
+from fedopt_flwr import clients, strategies
+from fedopt_flwr.algorithm import weighted_sum
+from fedopt_flwr.algorithms import (
+    ALGORITHMS,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedAvgWithMomentum,
+    FedMoS,
+    FedProx,
+    PAdaMFed,
+    Scaffold,
+    ScaffoldM,
+    ScaffoldMVR,
+)
+from fedopt_flwr.conformance import verify_pair, verify_rule
+
+
+def failed(kind: Any) -> list[str]:
+    return [outcome.check for outcome in verify_rule(kind) if outcome.verdict == "failed"]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_rule_conforms(name: str) -> None:
+    outcomes = verify_rule(ALGORITHMS[name])
+    assert [(o.check, o.note) for o in outcomes if o.verdict == "failed"] == []
+    assert sum(outcome.verdict == "passed" for outcome in outcomes) >= 9
+
+
+class ControlVariateOfTheWrongSign(Scaffold):
+    def client_update(self, received, client_state, objective):
+        flipped = {"control_variate": -client_state["control_variate"]}
+        upload, state = super().client_update(received, flipped, objective)
+        return upload, {"control_variate": -state["control_variate"]}
+
+
+class ControlVariateStartedAsTheModel(Scaffold):
+    def client_start(self, received, client_state, objective):
+        c_i = received["model"].clone()
+        return {"control_variate": c_i}, {"control_variate": c_i}
+
+
+class ControlVariateStartedAtRandom(Scaffold):
+    def client_start(self, received, client_state, objective):
+        c_i = torch.linspace(3, 5, received["model"].numel())
+        return {"control_variate": c_i}, {"control_variate": c_i}
+
+
+class ControlVariateSentInsteadOfItsChange(PAdaMFed):
+    def client_update(self, received, client_state, objective):
+        upload, state = super().client_update(received, client_state, objective)
+        return {**upload, "control_variate_change": state["control_variate"]}, state
+
+
+class OneOverEpochsInsteadOfOneOverStepsAndRate(Scaffold):
+    def _change(self, delta, d, num_steps):
+        return delta.div(-1.0).sub_(d)
+
+
+class LearningRateOfAnotherStepUnderASchedule(Scaffold):
+    def _change(self, delta, d, num_steps):
+        return delta.div(-0.2 * num_steps).sub_(d)  # the first round's η, whatever this one's
+
+
+class SamplesTimesEpochsTakenForSteps(ScaffoldM):
+    def server_update(self, state, replies):
+        following = super().server_update(state, replies)
+        return following.replace(server_momentum=following["server_momentum"] / 10)
+
+
+class ChangesAddedWithoutSOverN(PAdaMFed):
+    def server_update(self, state, replies):
+        following = super().server_update(state, replies)
+        change = weighted_sum([(r.weight, r.upload["control_variate_change"]) for r in replies])
+        return following.replace(control_variate=state["control_variate"] + change)
+
+
+class DividedByThePlannedNumberAfterDropOuts(FedAvg):
+    def server_update(self, state, replies):
+        share = 1 / state.plan.clients_per_round
+        delta = weighted_sum([(share, r.upload["delta"]) for r in replies])
+        return state.replace(model=state["model"] + delta)
+
+
+class NumberOfClientsTakenAsThoseConnected(ScaffoldMVR):
+    def server_update(self, state, replies):
+        following, connected = super().server_update(state, replies), len(replies)
+        change = sum(r.upload["control_variate_change"] / connected for r in replies)
+        return following.replace(control_variate=state["control_variate"] + change)
+
+
+class RepliesConsumedTwice(Scaffold):
+    def server_update(self, state, replies):
+        once = iter(replies)
+        deltas = [(r.weight, r.upload["delta"]) for r in once]
+        c = state["control_variate"] + sum(r.importance * r.upload["delta"] for r in once)
+        return state.replace(model=state["model"] + weighted_sum(deltas), control_variate=c)
+
+
+class PreviousBatchSubtracted(FedMoS):
+    """The gradient of the batch before at the point before: no local momentum is left."""
+
+    def client_update(self, received, client_state, objective):
+        x, eta = received["model"], self.client_learning_rate
+        d, y, last = objective.full_gradient(x), x, None
+        for batch in objective.batches():
+            gradient = objective.gradient(y, batch)
+            if last is not None:
+                d = gradient + (1 - self.local_momentum) * (d - last)
+            last = gradient.clone()
+            y = y - eta * d - self.proximal_strength * (y - x)
+        return {"delta": y - x}, {}
+
+
+class ServerDividesByEpochs(FedMoS):
+    def server_update(self, state, replies):
+        for reply in replies:
+            reply.upload["delta"].div_(10)
+        return super().server_update(state, replies)
+
+
+class NoServerMomentumAtAll(FedMoS):
+    def server_update(self, state, replies):
+        still = state.replace(server_momentum=torch.zeros_like(state["server_momentum"]))
+        return super().server_update(still, replies)
+
+
+class OnlyTheLastClientAggregated(FedAvg):
+    def server_update(self, state, replies):
+        return state.replace(model=state["model"] + replies[-1].upload["delta"])
+
+
+class PreviousModelOverwrittenTooEarly(ScaffoldMVR):
+    def server_update(self, state, replies):
+        following = super().server_update(state, replies)
+        return following.replace(previous_model=following["model"])
+
+
+class NormOfEachPartByItself(PAdaMFed):
+    def move(self, y, u):
+        y.sub_(u.sign(), alpha=self.client_learning_rate)
+
+
+class NormSquared(PAdaMFed):
+    def move(self, y, u):
+        y.sub_(u / u.square().sum().clamp(min=1e-12), alpha=self.client_learning_rate)
+
+
+class MomentumTakesTheNewControlVariate(PAdaMFed):
+    def server_update(self, state, replies):
+        following = super().server_update(state, replies)
+        moved = following["control_variate"] - state["control_variate"]
+        g = following["server_momentum"] + self.beta * moved
+        return following.replace(server_momentum=g)
+
+
+class MessageHoldsOnlyTheLastTensor(FedAvgWithMomentum):
+    def broadcast(self, state):
+        g = state["server_momentum"].clone()
+        g[:-1] = 0
+        return {"model": state["model"], "server_momentum": g}
+
+
+class AggregationNeverCalled(FedAvgWithMomentum):
+    def server_update(self, state, replies):
+        following = super().server_update(state, replies)
+        return following.replace(server_momentum=state["server_momentum"])
+
+
+class MomentumDividedByTheMeanNumberOfSteps(FedAvgWithMomentum):
+    def server_update(self, state, replies):
+        following = super().server_update(state, replies)
+        delta = weighted_sum([(r.weight, r.upload["delta"]) for r in replies])
+        steps = max(state.plan.local_steps.values())
+        g = -delta / (self.client_learning_rate * steps)
+        return following.replace(server_momentum=g)
+
+
+class PullByTheUnsquaredNorm(FedProx):
+    def client_update(self, received, client_state, objective):
+        x = received["model"]
+        y = x.clone()
+        for batch in objective.batches():
+            away = y - x
+            pull = self.proximal_strength * away / away.norm().clamp(min=1e-12)
+            y = y - self.client_learning_rate * (objective.gradient(y, batch) + pull)
+        return {"delta": y - x}, {}
+
+
+class PushedAwayFromTheServersModel(FedProx):
+    def client_update(self, received, client_state, objective):
+        x, mu = received["model"], self.proximal_strength
+        y = x.clone()
+        for batch in objective.batches():
+            gradient = objective.gradient(y, batch) - mu * (y - x)
+            y = y - self.client_learning_rate * gradient
+        return {"delta": y - x}, {}
+
+
+class BiasCorrectionWhoseFirstStepCountsAsTheSecond(FedAdam):
+    def server_update(self, state, replies):
+        following = super().server_update(state, replies)
+        factor = (1 - self.second_decay**2) ** 0.5 / (1 - self.first_decay**2)
+        step = following["model"] - state["model"]
+        return following.replace(model=state["model"] + factor * step)
+
+
+class MovementOfTheWrongSign(FedAvgM):
+    def client_update(self, received, client_state, objective):
+        upload, state = super().client_update(received, client_state, objective)
+        return {"delta": -upload["delta"]}, state
+
+
+class OneLocalEpochIsOneBatch(FedAvg):
+    def client_update(self, received, client_state, objective):
+        x = received["model"]
+        batch = next(iter(objective.batches()))
+        return {"delta": -self.client_learning_rate * objective.gradient(x, batch)}, {}
+
+
+class ClientStateLostOnRestart(Scaffold):
+    def client_update(self, received, client_state, objective):
+        upload, _ = super().client_update(received, client_state, objective)
+        return upload, {"control_variate": torch.zeros_like(received["model"])}
+
+
+class StateChangedInPlace(PAdaMFed):
+    def client_update(self, received, client_state, objective):
+        upload, state = super().client_update(received, client_state, objective)
+        client_state["control_variate"].copy_(state["control_variate"])
+        return upload, client_state
+
+
+class ServerRateForgotten(FedAvg):
+    server_learning_rate: float = 1.0
+
+    def server_update(self, state, replies):
+        delta = weighted_sum([(r.weight, r.upload["delta"]) for r in replies])
+        return state.replace(model=state["model"] + delta)
+
+
+class FullLengthOfUnequalSteps(PAdaMFed):
+    def server_update(self, state, replies):
+        following = super().server_update(state, replies)
+        delta = weighted_sum([(r.weight, r.upload["delta"]) for r in replies])
+        return following.replace(model=state["model"] + self.server_learning_rate * delta)
+
+
+class UndeclaredUpload(FedAvg):
+    extra: ClassVar[str] = "loss_gradient"
+
+    def client_update(self, received, client_state, objective):
+        upload, state = super().client_update(received, client_state, objective)
+        return {**upload, self.extra: upload["delta"]}, state
+
+
+# mutant -> a check that must catch it
+MUTANTS = {
+    ControlVariateOfTheWrongSign: "unlike clients reach the minimiser of their mean",
+    ControlVariateStartedAsTheModel: "control variates start at gradients",
+    ControlVariateStartedAtRandom: "control variates start at gradients",
+    ControlVariateSentInsteadOfItsChange: "c is Σ p_i c_i whoever takes part",
+    OneOverEpochsInsteadOfOneOverStepsAndRate: "control variates are gradients for any K and η",
+    LearningRateOfAnotherStepUnderASchedule: "control variates are gradients for any K and η",
+    SamplesTimesEpochsTakenForSteps: "server momentum finds the gradient",
+    ChangesAddedWithoutSOverN: "c is Σ p_i c_i whoever takes part",
+    DividedByThePlannedNumberAfterDropOuts: "drop-outs do not shorten a round",
+    NumberOfClientsTakenAsThoseConnected: "c is Σ p_i c_i whoever takes part",
+    RepliesConsumedTwice: "c is Σ p_i c_i whoever takes part",
+    PreviousBatchSubtracted: "a minibatch's noise cancels between two points",
+    ServerDividesByEpochs: "accumulated momentum moves 1/(1 − β) as far",
+    NoServerMomentumAtAll: "accumulated momentum moves 1/(1 − β) as far",
+    OnlyTheLastClientAggregated: "every reply counts",
+    PreviousModelOverwrittenTooEarly: "one full-batch step of everyone is gradient descent",
+    NormOfEachPartByItself: "local steps have length η at most",
+    NormSquared: "the scale of the loss is not seen",
+    MomentumTakesTheNewControlVariate: "the printed momentum takes the old c",
+    MessageHoldsOnlyTheLastTensor: "server momentum finds the gradient",
+    AggregationNeverCalled: "server momentum finds the gradient",
+    MomentumDividedByTheMeanNumberOfSteps: "server momentum finds the gradient",
+    PullByTheUnsquaredNorm: "the pull to the server's model is μ(y − x)",
+    PushedAwayFromTheServersModel: "the pull to the server's model is μ(y − x)",
+    BiasCorrectionWhoseFirstStepCountsAsTheSecond: "the first server step",
+    MovementOfTheWrongSign: "the first round descends",
+    OneLocalEpochIsOneBatch: "every minibatch counts",
+    ClientStateLostOnRestart: "c is Σ p_i c_i whoever takes part",
+    StateChangedInPlace: "leaves its inputs alone",
+    ServerRateForgotten: "η_g multiplies the movement",
+    FullLengthOfUnequalSteps: "unequal local steps have their right weights",
+    UndeclaredUpload: "sends and keeps what it declares",
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_fault_is_caught(mutant: Any) -> None:
+    assert MUTANTS[mutant] in failed(mutant)
+
+
+def test_every_check_catches_a_mutant_or_is_named_here() -> None:
+    """A check that nothing can fail would be worth nothing."""
+    checks = {outcome.check for outcome in verify_rule(FedAvg)}
+    caught = {check for mutant in MUTANTS for check in failed(mutant)}
+    assert checks - caught == set()
+
+
+class PlainClient(NumPyClient):
+    """A user's own client: five full-batch steps."""
+
+    def __init__(self, model, dataset, client_id):
+        self._model, (self._inputs, self._targets) = model, dataset.tensors
+
+    def fit(self, parameters, config):
+        self._model.load_state_dict(
+            {n: torch.tensor(a) for n, a in zip(self._model.state_dict(), parameters, strict=True)}
+        )
+        optimizer = torch.optim.SGD(self._model.parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            functional.cross_entropy(self._model(self._inputs), self._targets).backward()
+            optimizer.step()
+        return [v.numpy() for v in self._model.state_dict().values()], len(self._targets), {}
+
+
+class ForgetfulClient(PlainClient):
+    def fit(self, parameters, config):
+        return parameters, len(self._targets), {}
+
+
+def plain_strategy(model, kind=flower.FedAvg, *, num_clients, clients_per_round, num_rounds):
+    initial = ndarrays_to_parameters([p.detach().numpy() for p in model.parameters()])
+    return kind(
+        initial_parameters=initial,
+        fraction_evaluate=0.0,
+        min_fit_clients=clients_per_round,
+        min_available_clients=num_clients,
+    )
+
+
+class LastReplyOnly(flower.FedAvg):
+    def aggregate_fit(self, server_round, results, failures):
+        return super().aggregate_fit(server_round, results[-1:], failures)
+
+
+def failed_pair(make_strategy: Any, make_client: Any) -> list[str]:
+    outcomes = verify_pair(make_strategy, make_client)
+    return [outcome.check for outcome in outcomes if outcome.verdict != "passed"]
+
+
+def test_flowers_own_fedavg_with_a_plain_client_conforms() -> None:
+    assert failed_pair(plain_strategy, PlainClient) == []
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "ScaffoldM", "PAdaMFed", "FAdamGC"])
+def test_our_strategies_with_their_clients_conform(name: str) -> None:
+    assert failed_pair(getattr(strategies, name), getattr(clients, f"{name}Client")) == []
+
+
+def test_faults_of_a_pair_are_caught() -> None:
+    def last_only(model: Any, **sizes: int) -> Any:
+        return plain_strategy(model, LastReplyOnly, **sizes)
+
+    assert "every client counts" in failed_pair(last_only, PlainClient)
+    assert "the mean loss falls" in failed_pair(plain_strategy, ForgetfulClient)
+
+    class Greedy(flower.FedAvg):
+        def aggregate_fit(self, server_round, results, failures):
+            if failures:
+                return None, {}
+            return super().aggregate_fit(server_round, results, failures)
+
+    def greedy(model: Any, **sizes: int) -> Any:
+        return plain_strategy(model, Greedy, **sizes)
+
+    assert failed_pair(greedy, PlainClient) == ["a client that fails stops nobody"]
+
+
+def verify(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedopt_flwr", "verify", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_says_what_failed_and_by_its_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from fedopt_flwr.algorithms import FedAvg\n"
+        "class Mine(FedAvg):\n"
+        "    name = 'mine'\n"
+        "    def server_update(self, state, replies):\n"
+        "        return state.replace(model=state['model'] + replies[-1].upload['delta'])\n"
+        "class Good(FedAvg):\n"
+        "    name = 'good'\n"
+    )
+    bad = verify("mine:Mine", cwd=tmp_path)
+    assert bad.returncode == 1
+    assert "every reply counts" in bad.stdout
+    assert "the reply of client 0 of 3 changes nothing" in bad.stdout
+    good = verify("mine:Good", cwd=tmp_path)
+    assert good.returncode == 0, good.stdout + good.stderr
+    assert "0 failed" in good.stdout
+    unknown = verify("scafold", cwd=tmp_path)
+    assert unknown.returncode == 2
+    assert "did you mean 'scaffold'" in unknown.stderr
+    lone = verify("--strategy", "mine:Good", cwd=tmp_path)
+    assert lone.returncode == 2
+    assert "must be the module:attribute that makes a client" in " ".join(lone.stderr.split())
+
+
+def test_the_example_of_an_own_rule_conforms() -> None:
+    folder = Path(__file__).parent.parent / "examples" / "custom_algorithm"
+    module = next(path.stem for path in folder.glob("*.py"))
+    result = verify(f"{module}:SignFedAvg", cwd=folder)
+    assert result.returncode == 0, result.stdout + result.stderr
