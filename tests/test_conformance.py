@@ -378,7 +378,8 @@ def test_faults_of_a_pair_are_caught() -> None:
     def last_only(model: Any, **sizes: int) -> Any:
         return plain_strategy(model, LastReplyOnly, **sizes)
 
-    assert "every client counts" in failed_pair(last_only, PlainClient)
+    # Flower gives replies in no fixed order, so another client is the last one every time
+    assert "the same run gives the same result" in failed_pair(last_only, PlainClient)
     assert "the mean loss falls" in failed_pair(plain_strategy, ForgetfulClient)
 
     class Greedy(flower.FedAvg):

@@ -333,3 +333,19 @@ def test_a_run_that_diverges_says_so_and_leaves_strict_json(tmp_path: Path) -> N
     for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=refuse)
     json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=refuse)
+
+
+@pytest.mark.slow
+def test_the_proved_momentum_rule_falls_at_the_theorems_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """E‖∇f − g‖ ~ T^(−1/3) under "proved"; "printed" does not fall like that."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    import gradient_error
+
+    slopes = {
+        rule: gradient_error.slope([gradient_error.error(rule, t) for t in gradient_error.HORIZONS])
+        for rule in ("proved", "printed")
+    }
+    assert -0.45 < slopes["proved"] < -0.22
+    assert slopes["printed"] > -0.15

@@ -69,7 +69,6 @@ def run_pair(strategy: Strategy, clients: Sequence[Client], num_rounds: int) -> 
     for number, client in enumerate(clients):
         manager.register(ForeignProxy(str(number), client))
     server, log = Server(client_manager=manager, strategy=strategy), logging.getLogger("flwr")
-    server.set_max_workers(1)  # replies come in the order of asking, so faults show every time
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
