@@ -3,8 +3,8 @@
     python benchmarks/heterogeneity.py docs/heterogeneity.png
 
 F₁ = ½‖y − (−1, 1)‖² and F₂ = 2‖y − (2, 0)‖²; everyone takes part, full batches, K = 10. η = 0.05;
-the local Adam family at 0.005; PAdaMFed's steps are its theorem's. Prints the distances after the last
-round and draws all of them.
+the local Adam family at 0.005; PAdaMFed's steps are its theorem's. Prints the distances after the
+last round and draws all of them.
 """
 
 from __future__ import annotations
