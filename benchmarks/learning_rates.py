@@ -23,8 +23,10 @@ from fedopt_flwr.simulation import run_experiment
 SGD = {"client_learning_rate": [0.02, 0.05, 0.1, 0.2]}
 SERVER_ADAPTIVE = {"client_learning_rate": [0.05, 0.1], "server_learning_rate": [0.003, 0.01, 0.03]}
 LOCAL_ADAM = {"client_learning_rate": [0.0003, 0.001, 0.003]}
+REDUCED = {"client_learning_rate": [0.01, 0.02, 0.05], "momentum": [0.2, 0.8]}
 GRIDS: dict[str, dict[str, list[float]]] = {
     **dict.fromkeys(("fedadagrad", "fedadam", "fedyogi", "fedams"), SERVER_ADAPTIVE),
+    **dict.fromkeys(("fedavg_m_vr", "scaffold_m_vr"), REDUCED),
     **dict.fromkeys(("local_adam", "fa_nt", "fadamgc"), LOCAL_ADAM),
 }
 

@@ -238,6 +238,29 @@ def test_launch_gives_the_same_bytes_as_a_simulation(processes: Processes, rule:
     )
 
 
+def test_samplers_schedules_and_options_give_the_same_bytes_over_grpc(
+    processes: Processes,
+) -> None:
+    """Clusters need a message of their own, tracked clients send more than the others."""
+    options = {
+        "algorithm.tracked_clients": 1,
+        "federation.sampler": "clustered",
+        "federation.warmup_rounds": 1,
+        "schedule.client": "cosine",
+        "training.clip_norm": 0.5,
+        "training.gradient_momentum": 0.5,
+    }
+    more = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
+    run = launch(processes, "four", "fadamgc", 4, *more)
+    assert run.ended() == 0, run.log
+    config = RunConfig.from_file(processes.folder / "four" / "config.toml")
+    simulate(config.updated([f"output.directory={processes.folder / 'alone'}"]))
+    found, expected = (
+        (processes.folder / name / "model.safetensors").read_bytes() for name in ("four", "alone")
+    )
+    assert found == expected
+
+
 def processes_of(folder: Path) -> list[int]:
     """Ids of processes whose command line names the folder's run."""
     found = []

@@ -98,7 +98,7 @@ def vector_in(folder: Path) -> bytes:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:algorithm.momentum")
 def test_ray_gives_the_same_bits_as_one_process(processes: Processes) -> None:
-    for rule in RULES:
+    for rule in (*RULES, "fadamgc", "padamfed_vr"):
         folder = processes.folder / f"ray-{rule}"
         given = [part for s in settings_of(rule, folder) for part in ("--set", s)]
         run = processes.start(f"{rule}", "simulate", "--engine", "ray", *given)
