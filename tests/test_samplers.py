@@ -203,6 +203,28 @@ def test_the_gradients_for_clustering_are_counted_in_their_round() -> None:
     assert len(labels.unique()) == 3
 
 
+def test_the_warm_up_goes_on_while_gradients_are_missing() -> None:
+    data = as_datasets(softmax_clients(SIZES))
+
+    class Mute(FederatedClient):
+        def fit(self, parameters, config):  # type: ignore[no-untyped-def]
+            if config["fedopt.phase"] == "gradient" and config["fedopt.round"] == 3:
+                return [], 0, {"error": "no gradient today"}
+            return super().fit(parameters, config)
+
+    def wrap(client: FederatedClient) -> FederatedClient:
+        client.__class__ = Mute
+        return client
+
+    run = open_run(config("clustered", "fedavg"), data, wrap=wrap)
+    taken = {record.round: len(record.clients) for record in run.records}
+    assert [taken[r] for r in (1, 2, 3)] == [6, 6, 6]
+    assert max(taken[r] for r in (4, 5, 6, 7, 8)) <= 3
+    assert {e["error"] for r in run.records if r.round == 3 for e in r.errors} == {
+        "no gradient today"
+    }
+
+
 def test_weighting_is_the_rules_own_unless_the_configuration_names_one() -> None:
     federation = FederationSection(num_clients=6, clients_per_round=3)
     section = (TrainingSection(), ScheduleSection(), SHARES)

@@ -72,7 +72,12 @@ class Participation:
         return self._federation.sampler == "clustered" and late and CLUSTERS not in state.vectors
 
     def group(self, state: ServerState, gradients: Mapping[ClientId, torch.Tensor]) -> ServerState:
-        """Return the state with a cluster for each client; without a gradient it counts as zero."""
+        """Return the state with a cluster for each client; without a gradient it counts as zero.
+
+        With fewer than half of the gradients nothing changes, and the warm-up goes on.
+        """
+        if 2 * len(gradients) < len(self._ids):
+            return state
         missing = torch.zeros_like(state["model"])
         rows = [gradients.get(i, missing) for i in self._ids]
         labels = cluster(rows, self._plan.clients_per_round)
@@ -86,7 +91,7 @@ class Participation:
         Uniform sampling passes over those that are away; the others draw from all.
         """
         federation, draws = self._federation, self._plan.clients_per_round
-        if federation.sampler == "clustered" and number <= federation.warmup_rounds:
+        if federation.sampler == "clustered" and CLUSTERS not in state.vectors:
             return self.everyone()
         self._sampler = federation.sampler
         if self._sampler == "uniform":
