@@ -155,6 +155,37 @@ def test_compare_ends_with_a_table_and_curves(tmp_path: Path) -> None:
     refused(fedopt("compare", *arguments, cwd=tmp_path), "output.directory: 'out' is there")
 
 
+def test_compare_over_seeds_and_variants_with_rates_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        "[federation]\nnum_rounds = 2\n[model]\noptions = {hidden = [4]}\n"
+        "[rules]\nfedavg = {client_learning_rate = 0.3}\nfedprox = {proximal_strength = 0.4}\n"
+        '[output]\ndirectory = "out"\n'
+    )
+    labels = "fedavg,fedavg:server_learning_rate=0.5,fedprox"
+    result = fedopt("compare", "run.toml", "--algorithms", labels, "--seeds", "3,4", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [row["algorithm"] for row in rows] == labels.split(",")
+    assert [row["seeds"] for row in rows] == [2, 2, 2]
+    used = [row["hyperparameters"] for row in rows]
+    assert [h["client_learning_rate"] for h in used] == [0.3, 0.3, 0.05]
+    assert [h["server_learning_rate"] for h in used] == [1.0, 0.5, 1.0]
+    assert used[2]["proximal_strength"] == 0.4
+    finals = [
+        json.loads((tmp_path / "out" / f"fedavg-seed{seed}" / "summary.json").read_text())[
+            "final_test_accuracy"
+        ]
+        for seed in (3, 4)
+    ]
+    assert rows[0]["final_test_accuracy"] == pytest.approx(sum(finals) / 2)
+    deviation = abs(finals[0] - finals[1]) / 2**0.5
+    assert rows[0]["accuracy_deviation"] == pytest.approx(deviation)
+    assert f"± {deviation:.4f}" in result.stdout
+    refused(fedopt("compare", "--seeds", "0,x", cwd=tmp_path), "--seeds: got '0,x'")
+    wrong = fedopt("simulate", "--set", "rules.fedagv.momentum=1", cwd=tmp_path)
+    refused(wrong, "rules: unknown 'fedagv'; did you mean 'fedavg'?")
+
+
 def test_compare_gives_shared_hyperparameters_only_to_rules_that_have_them(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
         '[algorithm]\nname = "fedprox"\nproximal_strength = 0.5\n'

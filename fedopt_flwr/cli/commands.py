@@ -95,7 +95,7 @@ def _simulate_on_ray(config: RunConfig, cpus: float, gpus: float) -> None:
 def compare(
     config: ConfigFile = None,
     algorithms: Annotated[
-        str, typer.Option(help="Names with commas between them, or 'all'.")
+        str, typer.Option(help="Names with commas between them, NAME:KEY=VALUE too, or 'all'.")
     ] = "all",
     algorithm: AlgorithmName = None,
     settings: Settings = None,
@@ -111,18 +111,21 @@ def compare(
 
     The hyperparameters in the file's [algorithm] belong to the rule that it names, those in
     [rules.NAME] to the rule NAME; --set algorithm.KEY=VALUE goes to every rule that has that key,
-    --set NAME.KEY=VALUE to one rule.
+    --set NAME.KEY=VALUE to one rule. --algorithms padamfed,padamfed:momentum=1 runs one rule twice.
     """
     from .comparison import run_comparison
 
-    names = list(ALGORITHMS) if algorithms == "all" else [n.strip() for n in algorithms.split(",")]
-    for name in names:
+    labels = [label.strip() for label in algorithms.split(",")]
+    if algorithms == "all":
+        labels = [*ALGORITHMS, "padamfed_vr:momentum_rule=proved"]  # both of its momentum rules
+    for label in labels:
+        name = label.partition(":")[0]
         if name not in ALGORITHMS:
             raise ConfigError(unknown_name("--algorithms", name, ALGORITHMS))
-    if len(set(names)) < len(names):
+    if len(set(labels)) < len(labels):
         raise ConfigError(f"--algorithms: got {algorithms!r}; name each rule once")
     run_comparison(
-        config, names, algorithm, settings or [], workers, _fractions(targets), _seeds(seeds)
+        config, labels, algorithm, settings or [], workers, _fractions(targets), _seeds(seeds)
     )
 
 

@@ -29,18 +29,19 @@ COMPARISON = "comparison.json"
 
 def run_comparison(
     path: Path | None,
-    names: list[str],
+    labels: list[str],
     algorithm: str | None,
     settings: list[str],
     workers: int,
     targets: list[float],
     seeds: list[int],
 ) -> None:
-    """Run every named rule with every seed, print the table, write curves and comparison.json.
+    """Run every rule with every seed, print the table, write curves and comparison.json.
 
-    Without seeds, that of the configuration is the only one.
+    A label is a rule's name, or NAME:KEY=VALUE for one of its variants. Without seeds, that of the
+    configuration is the only one.
     """
-    configs = _configs(path, names, algorithm, settings)
+    configs = _configs(path, labels, algorithm, settings)
     base = next(iter(configs.values()))
     directory = base.output.directory or Path(f"runs/{datetime.now():%Y%m%d-%H%M%S}-compare")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -54,7 +55,8 @@ def run_comparison(
         data = load_federated_data(base.updated(seeded))
         for name, config in configs.items():
             label = f"{name}, seed {seed}" if seeds else name
-            place = directory / (f"{name}-seed{seed}" if seeds else name)
+            folder = name.replace(":", "-").replace("=", "-")
+            place = directory / (f"{folder}-seed{seed}" if seeds else folder)
             own = config.updated([*seeded, f"output.directory={place}"])
             with RunDisplay(label if any(results.values()) else None) as display:
                 experiment = Experiment(own, data=data)
@@ -72,9 +74,10 @@ def run_comparison(
 
 
 def _configs(
-    path: Path | None, names: list[str], algorithm: str | None, settings: list[str]
+    path: Path | None, labels: list[str], algorithm: str | None, settings: list[str]
 ) -> dict[str, RunConfig]:
-    """One configuration a rule; everything is checked before anything runs."""
+    """One configuration a label; everything is checked before anything runs."""
+    names = [label.partition(":")[0] for label in labels]
     keys = [setting.partition(".")[0] for setting in settings]
     shared = [s for s, key in zip(settings, keys, strict=True) if key not in (*names, "algorithm")]
     named = [f"algorithm.name={algorithm}"] if algorithm else []
@@ -90,11 +93,13 @@ def _configs(
             f"--set algorithm.{unknown[0]}: none of {', '.join(names)} has this hyperparameter"
         )
     configs = {}
-    for name in names:
+    for label in labels:
+        name, _, variant = label.partition(":")
         own = [s.replace(f"{name}.", "algorithm.", 1) for s in settings if s.startswith(f"{name}.")]
         common = [s for key, s in for_all.items() if key in ALGORITHMS[name].model_fields]
-        configs[name] = base.for_rule(name).updated([*common, *own])
-        make_rule(configs[name])
+        own += [f"algorithm.{variant}"] if variant else []
+        configs[label] = base.for_rule(name).updated([*common, *own])
+        make_rule(configs[label])
     return configs
 
 
