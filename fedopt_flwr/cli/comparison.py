@@ -155,7 +155,7 @@ def print_results(rows: list[dict[str, Any]], targets: list[float]) -> None:
             f"{row['seconds']:.1f}",
             str(row["failures"]),
         )
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def _final(row: dict[str, Any]) -> str:
