@@ -349,3 +349,33 @@ def test_the_proved_momentum_rule_falls_at_the_theorems_rate(
     }
     assert -0.45 < slopes["proved"] < -0.22
     assert slopes["printed"] > -0.15
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_rule_bears_unequal_numbers_of_steps(name: str) -> None:
+    settings = {**config(name, 3, 5), "training": {"local_epochs": 2, "batch_size": 8}}
+    run = open_run(settings, DATA)
+    assert len(set(run.strategy.state.plan.local_steps.values())) > 2
+    assert all(record.failures == 0 for record in run.records)
+    if name in WITH_CONTROL_VARIATES:
+        c = run.strategy.state["control_variate"]
+        gap = float((run.mean_control_variate() - c).abs().max())
+        assert gap < 1e-5 * max(1.0, float(c.abs().max()))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_rule_leaves_batch_norm_to_the_adapter(name: str) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES))
+
+    run = open_run(config(name, 3, 3), DATA, model)
+    assert all(record.failures == 0 for record in run.records)
+    run.strategy.load_model()
+    scalars = ("distance", "squared_gradients")
+    sizes = {v.numel() for n, v in run.strategy.state.vectors.items() if n not in scalars}
+    assert sizes == {run.strategy.model.size}
+    norm = run.strategy.model.module[1]
+    assert float(norm.running_var.min()) > 0
+    assert float(norm.running_mean.abs().max()) > 0
+    assert int(norm.num_batches_tracked) > 0
