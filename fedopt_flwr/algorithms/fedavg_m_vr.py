@@ -43,7 +43,7 @@ class FedAvgWithMomentumVR(GradientStartRule):
 
     @property
     def broadcast_names(self) -> tuple[str, ...]:
-        previous = ("previous_model",) if self.previous_model == "sent" else ()
+        previous = () if self.previous_model in ("recovered", "same") else ("previous_model",)
         return ("model", "server_momentum", *previous)
 
     @property

@@ -9,14 +9,24 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..algorithm import Algorithm
+from ..algorithm import Algorithm, Plan
+
+
+_USUAL = Plan(  # equal clients and a long run: nothing is capped, everything lean is lean
+    num_clients=2,
+    clients_per_round=1,
+    num_rounds=10**6,
+    num_examples={0: 100, 1: 100},
+    local_steps={0: 10, 1: 10},
+    importance={0: 0.5, 1: 0.5},
+)
 
 
 def describe(rule: type[Algorithm]) -> dict[str, Any]:
     """Return name, title, equations, citation, fields and travel of a rule as plain values."""
     documentation = inspect.cleandoc(sys.modules[rule.__module__].__doc__ or "")
     title, _, source = documentation.partition("\n")
-    instance = rule()
+    instance = rule().resolve(_USUAL)
     fields = {
         name: {
             "symbol": info.title,
