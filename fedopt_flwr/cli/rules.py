@@ -11,7 +11,6 @@ from rich.table import Table
 
 from ..algorithm import Algorithm, Plan
 
-
 _USUAL = Plan(  # equal clients and a long run: nothing is capped, everything lean is lean
     num_clients=2,
     clients_per_round=1,
