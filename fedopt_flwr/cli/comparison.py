@@ -149,7 +149,7 @@ def print_results(rows: list[dict[str, Any]], targets: list[float]) -> None:
             row["algorithm"],
             _final(row),
             *("–" if number is None else f"{number:.4f}" for number in numbers),
-            *("–" if r is None else f"{r:g}" for r in row["rounds_to"].values()),
+            *("–" if r is None else f"{r:.4g}" for r in row["rounds_to"].values()),
             f"{row['gigabytes']:.3g}",
             f"{row['simulated_seconds']:.1f}",
             f"{row['seconds']:.1f}",
