@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +36,7 @@ from fedopt_flwr.algorithms import (
 from fedopt_flwr.conformance import verify_pair, verify_rule
 
 
+@cache
 def failed(kind: Any) -> list[str]:
     return [outcome.check for outcome in verify_rule(kind) if outcome.verdict == "failed"]
 
