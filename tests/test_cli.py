@@ -50,6 +50,7 @@ def test_simulate_prints_header_and_rounds_and_writes_its_files(tmp_path: Path) 
     }
 
 
+@pytest.mark.slow
 def test_a_run_without_a_directory_gets_one_under_runs(tmp_path: Path) -> None:
     result = fedopt("simulate", "--algorithm", "fedavg", *QUICK, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -58,6 +59,7 @@ def test_a_run_without_a_directory_gets_one_under_runs(tmp_path: Path) -> None:
     assert f"results in runs/{folder.name}" in result.stdout
 
 
+@pytest.mark.slow
 def test_python_and_command_give_the_same_model(tmp_path: Path) -> None:
     from fedopt_flwr import RunConfig, simulate
 
@@ -123,6 +125,7 @@ def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> N
     refused(result, "output.directory: cannot write '/proc/run'")
 
 
+@pytest.mark.slow
 def test_resume_goes_on_and_takes_no_other_configuration(tmp_path: Path) -> None:
     options = ["--set", "output.directory=out", "--set", "output.checkpoint_every=3", *QUICK]
     assert fedopt("simulate", *options, cwd=tmp_path).returncode == 0
@@ -155,6 +158,7 @@ def test_compare_ends_with_a_table_and_curves(tmp_path: Path) -> None:
     refused(fedopt("compare", *arguments, cwd=tmp_path), "output.directory: 'out' is there")
 
 
+@pytest.mark.slow
 def test_compare_over_seeds_and_variants_with_rates_from_the_file(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
         "[federation]\nnum_rounds = 2\n[model]\noptions = {hidden = [4]}\n"
@@ -186,6 +190,7 @@ def test_compare_over_seeds_and_variants_with_rates_from_the_file(tmp_path: Path
     refused(wrong, "rules: unknown 'fedagv'; did you mean 'fedavg'?")
 
 
+@pytest.mark.slow
 def test_compare_gives_shared_hyperparameters_only_to_rules_that_have_them(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
         '[algorithm]\nname = "fedprox"\nproximal_strength = 0.5\n'
@@ -228,6 +233,7 @@ def test_algorithms_shows_one_rule_in_full(tmp_path: Path) -> None:
     assert one[0]["fields"]["momentum"]["symbol"] == "β"
 
 
+@pytest.mark.slow
 def test_partition_prints_and_draws_the_histogram(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("[federation]\nnum_clients = 6\n")
     result = fedopt("partition", "run.toml", "--plot", "p.png", cwd=tmp_path)
@@ -259,6 +265,7 @@ def test_doctor_reports_and_its_code_says_whether_a_run_would_start(tmp_path: Pa
     assert "data.path: '/nowhere' is not a folder" in bad.stdout
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
     """A pseudo-terminal, as a person has one."""
     import pty

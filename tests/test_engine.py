@@ -24,6 +24,13 @@ from fedopt_flwr.metrics import RoundRecord, holds_from, rounds_to_target, summa
 from fedopt_flwr.outputs import RunDirectory
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
+# one rule of each kind of state in the fast suite, all of them in the slow one
+SOME_FAST = [
+    name
+    if name in ("fedavg", "scaffold_m", "padamfed", "fadamgc")
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in ALGORITHMS
+]
 
 
 def config(name: str, directory: Path | None = None, **sections: Any) -> dict[str, Any]:
@@ -40,7 +47,7 @@ def model_bytes(directory: Path) -> bytes:
     return (directory / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", SOME_FAST)
 def test_workers_and_repetition_change_no_bit_and_another_seed_does(
     name: str, tmp_path: Path
 ) -> None:
@@ -78,7 +85,7 @@ def without_times(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("buffers", ["average", "local"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", SOME_FAST)
 def test_a_resumed_run_equals_one_that_never_stopped(
     name: str, buffers: str, tmp_path: Path
 ) -> None:
