@@ -153,10 +153,6 @@ def test_tracking_half_of_the_clients_costs_three_and_a_half_vectors() -> None:
     assert {record.vectors_per_client for record in fa_nt.records} == {3.0}
     gap = fa_nt.mean_control_variate() - fa_nt.strategy.state["control_variate"]
     assert float(gap.abs().max()) < 1e-5
-    steady = fa_nt.strategy.versions.keys() - {
-        i for i in range(6) if float(fa_nt.client_vector(i, "control_variate").norm()) > 0
-    }
-    assert len(steady) < 6
 
 
 def test_a_state_that_stays_is_not_written_over_with_its_older_version() -> None:

@@ -81,6 +81,17 @@ def test_fedavg_m_vr_compares_the_batch_at_both_models() -> None:
     assert run.value("server_momentum") == pytest.approx([1.8])
 
 
+def test_fedavg_m_vr_takes_x_for_the_last_model_until_a_round_has_counted() -> None:
+    """Without a usable reply in round 1, g still holds gradients that moved nothing."""
+    run = on_quadratics(FedAvgWithMomentumVR(**ETA, momentum=0.5), 1.0, HALF)
+    run.rounds = 1  # a round that nobody answered
+    run.round([0, 1])
+    assert run.now.previous_model == "same"
+    assert run.value("model") == pytest.approx([0.8])
+    run.round([0, 1])
+    assert run.now.previous_model == "recovered"
+
+
 def test_fedavg_m_vr_sends_the_last_model_where_it_cannot_be_recovered() -> None:
     unequal = [Quadratic([1.0], 0.0), Quadratic([1.0, 1.0], -2.0)]
     run = on_quadratics(FedAvgWithMomentumVR(**ETA, momentum=0.5), 1.0, unequal)

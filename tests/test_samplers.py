@@ -174,6 +174,13 @@ def test_samplers_work_with_every_kind_of_rule_and_c_stays_the_mean(
 
 def test_a_client_drawn_twice_trains_once_and_counts_twice() -> None:
     """Its movement enters x with weight 2/3, its control variate enters c with p_i."""
+    who, state = participation("multinomial")
+    replies = []
+    for number in range(5, 105):
+        chosen = who.choose(state, number, lambda client: True)
+        replies += who.weigh(dict.fromkeys(chosen, Upload({}, 0.0, 0.0)))
+    assert {round(3 * reply.weight) for reply in replies} == {1, 2, 3}
+    assert all(reply.importance == IMPORTANCE[reply.client_id] for reply in replies)
     data = as_datasets(softmax_clients(SIZES))
     fits: list[int] = []
 

@@ -38,7 +38,7 @@ class FedAvgWithMomentumVR(GradientStartRule):
     previous_model: Literal["sent", "recovered", "same"] | None = Field(
         None,
         title="x⁻",
-        description="how clients learn x⁻: recovered where that is exact; the same as x in round 1",
+        description="how clients learn x⁻: recovered where that is exact; the same as x at first",
     )
 
     @property
@@ -57,7 +57,8 @@ class FedAvgWithMomentumVR(GradientStartRule):
         return self.model_copy(update={"previous_model": "recovered" if exact else "sent"})
 
     def at_round(self, state: ServerState, number: int) -> Self:
-        if number == 1 and self.previous_model == "recovered":
+        unmoved = state["previous_model"].equal(state["model"])  # no round has counted yet
+        if unmoved and self.previous_model == "recovered":
             return self.model_copy(update={"previous_model": "same"})
         return self
 
