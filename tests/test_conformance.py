@@ -408,6 +408,10 @@ def test_the_command_says_what_failed_and_by_its_exit_code(tmp_path: Path) -> No
         "    name = 'mine'\n"
         "    def server_update(self, state, replies):\n"
         "        return state.replace(model=state['model'] + replies[-1].upload['delta'])\n"
+        "class Noisy(FedAvg):\n"
+        "    name = 'noisy'\n"
+        "    def server_update(self, state, replies):\n"
+        "        raise ValueError('[red]is text[/]')\n"
         "class Good(FedAvg):\n"
         "    name = 'good'\n"
     )
@@ -415,6 +419,7 @@ def test_the_command_says_what_failed_and_by_its_exit_code(tmp_path: Path) -> No
     assert bad.returncode == 1
     assert "every reply counts" in bad.stdout
     assert "the reply of client 0 of 3 changes nothing" in bad.stdout
+    assert "[red]is text[/]" in verify("mine:Noisy", cwd=tmp_path).stdout  # no markup
     good = verify("mine:Good", cwd=tmp_path)
     assert good.returncode == 0, good.stdout + good.stderr
     assert "0 failed" in good.stdout

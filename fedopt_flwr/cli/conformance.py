@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..algorithms import ALGORITHMS, find_rule
@@ -38,7 +39,7 @@ def _print_outcomes(title: str, outcomes: list[Outcome]) -> bool:
     table = Table("check", "outcome", "why", box=None, pad_edge=False)
     for outcome in outcomes:
         colour = _COLOURS[outcome.verdict]
-        table.add_row(outcome.check, f"[{colour}]{outcome.verdict}[/]", outcome.note)
+        table.add_row(outcome.check, f"[{colour}]{outcome.verdict}[/]", escape(outcome.note))
     _console().print(table)
     return _summary(title, outcomes)
 
@@ -48,7 +49,7 @@ def _print_all(results: dict[str, list[Outcome]]) -> bool:
     for rule, outcomes in results.items():
         counts = [str(sum(o.verdict == verdict for o in outcomes)) for verdict in _COLOURS]
         failed = [f"{o.check}: {o.note}" for o in outcomes if o.verdict == "failed"]
-        table.add_row(rule, *counts, "\n".join(failed))
+        table.add_row(rule, *counts, escape("\n".join(failed)))
     _console().print(table)
     everything = [outcome for outcomes in results.values() for outcome in outcomes]
     return _summary(f"{len(results)} rules", everything)
