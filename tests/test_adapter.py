@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 from flwr.common import ndarrays_to_parameters
 from helpers import OpenRun, as_datasets, linear_model, open_run, softmax_clients
+from numpy.lib import format as npy
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -245,6 +248,26 @@ def test_encoding_keeps_names_values_and_counts_bytes() -> None:
     assert all(tensor.data_ptr() % 64 == 0 for tensor in decoded.values())
     assert encoded_bytes(to_arrays(parameters)) == sum(map(len, parameters.tensors))
     assert encode(arrays, in_memory=True)[0] == names
+
+
+def test_headers_of_arrays_are_read_by_one_thread_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # CPython 3.11.7 loses a reply now and then when two threads parse at the same time (gh-106905)
+    _, parameters = encode({"model": torch.arange(3.0)})
+    read, inside = npy.read_array_header_1_0, []
+
+    def watched(header: Any) -> Any:
+        inside.append(header)
+        time.sleep(0.002)
+        assert len(inside) == 1
+        inside.clear()
+        return read(header)
+
+    monkeypatch.setattr(npy, "read_array_header_1_0", watched)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(to_arrays, [parameters] * 16))
+    assert all(array.tolist() == [0, 1, 2] for [array] in found)
 
 
 @pytest.mark.parametrize("size", [1, 10, 15010, 10**6])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -374,6 +375,33 @@ def test_flowers_own_fedavg_with_a_plain_client_conforms() -> None:
 @pytest.mark.parametrize("name", ["FedAvg", "ScaffoldM", "PAdaMFed", "FAdamGC"])
 def test_our_strategies_with_their_clients_conform(name: str) -> None:
     assert failed_pair(getattr(strategies, name), getattr(clients, f"{name}Client")) == []
+
+
+def test_clients_of_a_pair_are_asked_one_after_another() -> None:
+    inside: list[int] = []
+
+    class Watched(PlainClient):
+        def fit(self, parameters, config):
+            inside.append(len(inside))
+            time.sleep(0.002)  # for others to come in, if any may
+            assert inside == [0]
+            inside.clear()
+            return super().fit(parameters, config)
+
+    assert failed_pair(plain_strategy, Watched) == []
+
+
+def test_what_a_client_failed_with_is_told() -> None:
+    class Wrong(PlainClient):
+        def fit(self, parameters, config):
+            raise TypeError("no field 'loss'")
+
+    for make, client, told in (
+        (plain_strategy, Wrong, "a client's fit failed: TypeError: no field 'loss'"),
+        (strategies.FedAvg, clients.FedProxClient, "take the client of that rule"),
+    ):
+        notes = {o.check: o.note for o in verify_pair(make, client)}
+        assert told in notes["the mean loss falls"]
 
 
 def test_faults_of_a_pair_are_caught() -> None:

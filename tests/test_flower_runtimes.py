@@ -21,12 +21,13 @@ from flwr.app import RecordDict
 from processes import Processes, free_port, require_c_is_the_mean, wait_until
 
 from fedopt_flwr import ConfigError, MessageError, RunConfig, simulate
+from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.deployment.apps import DEFAULTS, client_of_node, read_run_config
 from fedopt_flwr.flower import ContextStates
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
-RULES = ("fedavg", "scaffold_m", "padamfed")
+RULES = ("fedavg", "scaffold_m", "padamfed", "fadamgc", "mb_storm")  # unlike in what travels
 
 
 def test_pyproject_declares_the_keys_that_are_read() -> None:
@@ -97,15 +98,14 @@ def vector_in(folder: Path) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:algorithm.momentum")
-def test_ray_gives_the_same_bits_as_one_process(processes: Processes) -> None:
-    for rule in (*RULES, "fadamgc", "padamfed_vr"):
-        folder = processes.folder / f"ray-{rule}"
-        given = [part for s in settings_of(rule, folder) for part in ("--set", s)]
-        run = processes.start(f"{rule}", "simulate", "--engine", "ray", *given)
-        assert run.ended() == 0, run.log
-        alone = processes.folder / f"alone-{rule}"
-        simulate(RunConfig.from_file(None, settings_of(rule, alone)))
-        assert vector_in(folder) == vector_in(alone)
+@pytest.mark.parametrize("rule", ALGORITHMS)
+def test_ray_gives_the_same_bits_as_one_process(processes: Processes, rule: str) -> None:
+    folder, alone = processes.folder / "ray", processes.folder / "alone"
+    given = [part for s in settings_of(rule, folder) for part in ("--set", s)]
+    run = processes.start("ray", "simulate", "--engine", "ray", *given)
+    assert run.ended() == 0, run.log
+    simulate(RunConfig.from_file(None, settings_of(rule, alone)))
+    assert vector_in(folder) == vector_in(alone)
 
 
 class SuperLink:

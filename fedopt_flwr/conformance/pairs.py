@@ -47,7 +47,7 @@ class Pair:
             if i == broken:
                 client.fit = _raise
             clients.append(client.to_client())
-        return run_pair(strategy, clients, num_rounds)
+        return run_pair(strategy, clients, num_rounds, may_fail=broken is not None)
 
 
 def _model() -> nn.Module:

@@ -26,6 +26,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
 from ..errors import RunError
+from ..flower import FederatedStrategy
 from ..flower.messages import to_arrays
 
 
@@ -35,6 +36,7 @@ class ForeignProxy(ClientProxy):
     def __init__(self, cid: str, client: Client) -> None:
         super().__init__(cid)
         self._client = client
+        self.failure = ""  # of the last `fit` that went wrong
 
     def get_properties(
         self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None
@@ -47,7 +49,15 @@ class ForeignProxy(ClientProxy):
         return self._client.get_parameters(ins)
 
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
-        return self._client.fit(ins)
+        try:
+            result = self._client.fit(ins)
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            raise
+        told = result.metrics.get("error")  # how clients of this package fail
+        if result.status.code != Code.OK or isinstance(told, str):
+            self.failure = str(told or result.status.message)
+        return result
 
     def evaluate(
         self, ins: EvaluateIns, timeout: float | None, group_id: int | None
@@ -60,21 +70,33 @@ class ForeignProxy(ClientProxy):
         raise RuntimeError("nothing to reconnect in process")
 
 
-def run_pair(strategy: Strategy, clients: Sequence[Client], num_rounds: int) -> list[np.ndarray]:
+def run_pair(
+    strategy: Strategy, clients: Sequence[Client], num_rounds: int, *, may_fail: bool = False
+) -> list[np.ndarray]:
     """Return the server's arrays, in state_dict order, after so many rounds over the clients.
 
-    Raises RunError where the strategy leaves the loop with no arrays or too few of them.
+    Clients are asked one after another: they may share what one process has once, as torch's
+    global generator is, and NumPy's reader of arrays is not safe in threads with every CPython
+    (gh-106905). Raises RunError where the strategy leaves the loop with no arrays, and, unless
+    clients `may_fail`, where `fit` of one went wrong, which the loop would go on without.
     """
     manager = SimpleClientManager()
-    for number, client in enumerate(clients):
-        manager.register(ForeignProxy(str(number), client))
+    proxies = [ForeignProxy(str(number), client) for number, client in enumerate(clients)]
+    for proxy in proxies:
+        manager.register(proxy)
     server, log = Server(client_manager=manager, strategy=strategy), logging.getLogger("flwr")
+    server.set_max_workers(1)
+    if isinstance(strategy, FederatedStrategy):
+        strategy.members.max_workers = 1
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
         server.fit(num_rounds, None)
     finally:
         log.setLevel(level)
+    for proxy in proxies:
+        if proxy.failure and not may_fail:
+            raise RunError(f"a client's fit failed: {proxy.failure}")
     parameters = server.parameters
     if not parameters.tensors:
         raise RunError("the strategy ends with no parameters")

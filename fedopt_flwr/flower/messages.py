@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -28,6 +29,9 @@ PHASE, ROUND = "fedopt.phase", "fedopt.round"  # two keys of an instruction that
 IN_MEMORY = "memory"  # tensor_type of Parameters whose arrays were never turned into bytes
 _PREFIX = "fedopt."
 _LONGEST_HEADER = 4096  # bytes; plain arrays have 128
+# NumPy reads a header with `ast`, which CPython before 3.11.8 and 3.12.2 may fail at when two
+# threads do so (gh-106905: "AST constructor recursion depth mismatch"); a reply would be lost
+_ONE_READER = threading.Lock()
 NEVER = -1  # state version of a client whose reply was never counted
 
 
@@ -132,7 +136,8 @@ def _to_array(data: bytes) -> np.ndarray:
     header = io.BytesIO(data[:_LONGEST_HEADER])
     version = npy.read_magic(header)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, is_fortran, dtype = read(header)
+    with _ONE_READER:
+        shape, is_fortran, dtype = read(header)
     body = memoryview(data)[header.tell() :]
     if dtype.hasobject or len(body) != dtype.itemsize * math.prod(shape):
         raise ValueError(f"{len(body)} bytes do not hold shape {shape} of {dtype}")
