@@ -9,7 +9,9 @@ from typing import Any
 
 from .algorithm import ClientId
 
+NOT_FINITE = "not finite"  # in the error of every reply or message with NaN or infinite values
 _DIVERGED = 20.0  # times the first loss
+_AS_BEFORE = 0.9  # times the first test loss: no better than an untrained model
 LINK_MBPS = 100.0  # for the simulated run time
 
 
@@ -77,21 +79,31 @@ def holds_from(records: Sequence[RoundRecord], accuracy: float) -> int | None:
     return start
 
 
-def diverged_at(records: Sequence[RoundRecord]) -> int | None:
-    """Return the first round in which a loss was not finite or 20 times its first value, or None.
+def diverged_at(records: Sequence[RoundRecord], initial_loss: float | None = None) -> int | None:
+    """Return the round in which a run diverged, or None.
 
-    A round in which every client failed counts too: their uploads were no longer finite.
+    That is the first with a loss that is not finite or 20 times its first value, or in which
+    numbers that are not finite made every client fail. Else, where the test loss had halved and
+    ends as high as it began, it is the round from which it stayed above half. `initial_loss`, or
+    the test loss of round 0, is that of the untrained model.
     """
-    first: dict[str, float] = {}
+    first = {} if initial_loss is None else {"test_loss": initial_loss}
+    tested = [(r.round, r.test_loss) for r in records if r.test_loss is not None]
     for record in records:
+        texts = [str(error["error"]) for error in record.errors]
+        if texts and not record.clients and all(NOT_FINITE in text for text in texts):
+            return record.round
         for name in ("train_loss", "test_loss"):
             loss = getattr(record, name)
-            if loss is None or record.round == 0:
+            if loss is None or (name == "train_loss" and record.round == 0):
                 continue
             limit = _DIVERGED * first.setdefault(name, loss)
             if not math.isfinite(loss) or (loss > limit and loss > 1):
                 return record.round
-    return None
+    if not tested or tested[-1][1] < _AS_BEFORE * first["test_loss"]:
+        return None
+    low = [number for number, loss in tested if loss < first["test_loss"] / 2]
+    return next((number for number, _ in tested if number > low[-1]), None) if low else None
 
 
 def simulated_seconds(records: Sequence[RoundRecord], vector_bytes: int) -> float:
@@ -100,7 +112,9 @@ def simulated_seconds(records: Sequence[RoundRecord], vector_bytes: int) -> floa
     return sum((r.client_seconds or 0.0) + link_seconds * r.vectors_per_client for r in records)
 
 
-def summarize(records: Sequence[RoundRecord], vector_bytes: int) -> dict[str, Any]:
+def summarize(
+    records: Sequence[RoundRecord], vector_bytes: int, initial_loss: float | None = None
+) -> dict[str, Any]:
     """Return the totals of a run; the keys of summary.json."""
     evaluated = [r for r in records if r.test_loss is not None]
     accuracies = [r.test_accuracy for r in evaluated if r.test_accuracy is not None]
@@ -119,7 +133,7 @@ def summarize(records: Sequence[RoundRecord], vector_bytes: int) -> dict[str, An
         "gigabytes": sum(r.uplink_bytes + r.downlink_bytes for r in records) / 1e9,
         "vectors_per_client": [r.vectors_per_client for r in records],
         "simulated_seconds": simulated_seconds(records, vector_bytes),
-        "diverged_at": diverged_at(records),
+        "diverged_at": diverged_at(records, initial_loss),
         "link_mbps": LINK_MBPS,
         "seconds": sum(r.seconds for r in records),
     }

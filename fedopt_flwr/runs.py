@@ -73,7 +73,9 @@ class Run:
         self._client_state = client_state
         self._directory: RunDirectory | None = None
         self._records: list[RoundRecord] = []
+        self._initial_loss: float | None = None  # on the test data; round 0 holds it where it is
         self.num_rounds = config.federation.num_rounds  # still to do
+        self._resumed = checkpoint is not None
         if checkpoint:
             self.num_rounds -= checkpoint.server.round
         self.strategy = FederatedStrategy(
@@ -85,11 +87,16 @@ class Run:
             schedule=config.schedule,
             evaluate=experiment.evaluate if experiment.data.test is not None else None,
             evaluate_every=config.output.evaluate_every,
-            on_start=lambda rule, plan: listener.on_start(rule, plan, experiment),
+            on_start=self._start,
             on_round=self._take,
             in_memory=in_memory,
             resume=checkpoint.server if checkpoint else None,
         )
+
+    def _start(self, rule: Algorithm, plan: Plan) -> None:
+        self._listener.on_start(rule, plan, self._experiment)
+        if self._experiment.data.test is not None and not (self._resumed or rule.start_names):
+            self._initial_loss = self._experiment.evaluate(self.strategy.model).loss
 
     @contextlib.contextmanager
     def recording(self, checkpoint: Checkpoint | None) -> Iterator[None]:
@@ -144,13 +151,13 @@ class Run:
             "algorithm": strategy.rule.name,
             "hyperparameters": strategy.rule.model_dump(),
             "model_parameters": model.size,
-            **summarize(self._records, model.size * _FLOAT_BYTES),
+            **summarize(self._records, model.size * _FLOAT_BYTES, self._initial_loss),
         }
         if summary["diverged_at"] is not None:
             warnings.warn(
-                f"{strategy.rule.name}: diverged in round {summary['diverged_at']}: a loss was no "
-                "longer finite or more than 20 times its first value; lower the learning rates, "
-                "or set training.clip_norm",
+                f"{strategy.rule.name}: diverged in round {summary['diverged_at']}: losses were no "
+                "longer finite, 20 times the first, or again those of an untrained model; lower "
+                "the learning rates, or set training.clip_norm",
                 FedoptWarning,
                 stacklevel=2,
             )

@@ -67,8 +67,8 @@ def raising(*_: Any) -> Any:
 
 
 FAULTS = {
-    "NaN": (with_value(np.nan), "'delta' holds 1 NaN"),
-    "infinity": (with_value(np.inf), "0 NaN and 1 infinite"),
+    "NaN": (with_value(np.nan), "'delta' is not finite: 1 NaN"),
+    "infinity": (with_value(np.inf), "is not finite: 0 NaN and 1 infinite"),
     "shape": (lambda a, n, r: ([a[0][:-1], *a[1:]], n, r), r"shape \(14,\)"),
     "matrix": (lambda a, n, r: ([a[0].reshape(3, 5), *a[1:]], n, r), r"shape \(3, 5\)"),
     "dtype": (lambda a, n, r: ([a[0].astype(np.float64), *a[1:]], n, r), "dtype float64"),

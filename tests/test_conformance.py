@@ -14,13 +14,19 @@ import torch
 from fedopt_flwr.algorithm import weighted_sum
 from fedopt_flwr.algorithms import (
     ALGORITHMS,
+    FANT,
+    STEM,
+    FAdamGC,
     FedAdam,
+    FedAMS,
     FedAvg,
     FedAvgM,
     FedAvgWithMomentum,
     FedMoS,
     FedProx,
+    LocalAdam,
     PAdaMFed,
+    PAdaMFedDoG,
     Scaffold,
     ScaffoldM,
     ScaffoldMVR,
@@ -267,6 +273,113 @@ class UndeclaredUpload(FedAvg):
         return {**upload, self.extra: upload["delta"]}, state
 
 
+class CorrectionOfTheWrongSignBeforeTheMoments(FAdamGC):
+    def client_update(self, received, client_state, objective):
+        mirrored = 2 * client_state["control_variate"] - received["control_variate"]
+        received = {**received, "control_variate": mirrored}
+        return super().client_update(received, client_state, objective)
+
+
+class CorrectionLeftOut(FANT):
+    def client_update(self, received, client_state, objective):
+        received = {**received, "control_variate": client_state["control_variate"]}
+        return super().client_update(received, client_state, objective)
+
+
+class SecondMomentForgottenBetweenRounds(LocalAdam):
+    def client_update(self, received, client_state, objective):
+        upload, state = super().client_update(received, client_state, objective)
+        return upload, {"second_moment": torch.zeros_like(state["second_moment"])}
+
+
+class EveryClientTracked(FAdamGC):
+    def for_client(self, rank):
+        return self
+
+
+class LargestSecondMomentForgotten(FedAMS):
+    def server_update(self, state, replies):
+        nothing = torch.zeros_like(state["model"])
+        return super().server_update(state.replace(largest_second_moment=nothing), replies)
+
+
+class FirstMomentForgotten(FedAdam):
+    def server_update(self, state, replies):
+        nothing = torch.zeros_like(state["model"])
+        return super().server_update(state.replace(first_moment=nothing), replies)
+
+
+class PullTimesTheLearningRate(FedMoS):
+    def client_update(self, received, client_state, objective):
+        weaker = self.client_learning_rate * self.proximal_strength
+        rule = self.model_copy(update={"proximal_strength": weaker})
+        return FedMoS.client_update(rule, received, client_state, objective)
+
+
+class ServersOwnStepLeftOut(STEM):
+    def server_update(self, state, replies):
+        following = super().server_update(state, replies)
+        u = following["server_momentum"]
+        return following.replace(model=following["model"].add(u, alpha=self.client_learning_rate))
+
+
+class RoundThatForgetsTheModelBefore(STEM):
+    def client_update(self, received, client_state, objective):
+        x, u, eta = received["model"], received["direction"], self.client_learning_rate
+        y, y_prev = x, x
+        for batch in objective.batches():
+            u = (1 - self.local_momentum) * (u - objective.gradient(y_prev, batch))
+            u = u + objective.gradient(y, batch)
+            y, y_prev = y - eta * u, y
+        return {"delta": y - x, "direction": u}, {}
+
+
+class TenTimesTheTheoremsStep(PAdaMFed):
+    def theorem(self, samples, horizon):
+        path, gamma, beta = super().theorem(samples, horizon)
+        return 10 * path, gamma, beta
+
+
+class MomentumStartedAtZero(PAdaMFed):
+    def server_start(self, state, replies):
+        following = super().server_start(state, replies)
+        return following.replace(server_momentum=torch.zeros_like(following["model"]))
+
+
+class DistanceFromTheLastModel(PAdaMFedDoG):
+    def server_update(self, state, replies):
+        return super().server_update(state.replace(initial_model=state["model"]), replies)
+
+
+class StepsThatDoNotShrinkToTheEnd(PAdaMFedDoG):
+    def report(self, state, number):
+        return super().report(state, min(number, 1))
+
+
+class NumberOfExamplesIgnored(FedAvg):
+    def server_update(self, state, replies):
+        delta = weighted_sum([(1 / len(replies), r.upload["delta"]) for r in replies])
+        return state.replace(model=state["model"].add(delta, alpha=self.server_learning_rate))
+
+
+class TenthOfTheMovement(FedAvg):
+    def client_update(self, received, client_state, objective):
+        upload, state = super().client_update(received, client_state, objective)
+        return {"delta": upload["delta"] / 10}, state
+
+
+class OldGradientUncorrected(FedMoS):
+    """u ← ∇F(y) + (1−a)u: the minibatch is not taken at the point before."""
+
+    def client_update(self, received, client_state, objective):
+        x, d, y = received["model"], None, received["model"]
+        for batch in objective.batches():
+            gradient = objective.gradient(y, batch).clone()
+            d = gradient if d is None else gradient + (1 - self.local_momentum) * d
+            y = y - self.client_learning_rate * d - self.proximal_strength * (y - x)
+        return {"delta": y - x}, {}
+
+
 # mutant -> a check that must catch it
 MUTANTS = {
     ControlVariateOfTheWrongSign: "unlike clients reach the minimiser of their mean",
@@ -293,7 +406,7 @@ MUTANTS = {
     MomentumDividedByTheMeanNumberOfSteps: "server momentum finds the gradient",
     PullByTheUnsquaredNorm: "the pull to the server's model is μ(y − x)",
     PushedAwayFromTheServersModel: "the pull to the server's model is μ(y − x)",
-    BiasCorrectionWhoseFirstStepCountsAsTheSecond: "the first server step",
+    BiasCorrectionWhoseFirstStepCountsAsTheSecond: "two steps of the server's moments",
     MovementOfTheWrongSign: "the first round descends",
     OneLocalEpochIsOneBatch: "every minibatch counts",
     ClientStateLostOnRestart: "c is Σ p_i c_i whoever takes part",
@@ -301,12 +414,47 @@ MUTANTS = {
     ServerRateForgotten: "η_g multiplies the movement",
     FullLengthOfUnequalSteps: "unequal local steps have their right weights",
     UndeclaredUpload: "sends and keeps what it declares",
+    CorrectionOfTheWrongSignBeforeTheMoments: "three rounds of the clients' moments",
+    CorrectionLeftOut: "three rounds of the clients' moments",
+    SecondMomentForgottenBetweenRounds: "three rounds of the clients' moments",
+    EveryClientTracked: "only tracked clients renew c_i",
+    LargestSecondMomentForgotten: "two steps of the server's moments",
+    FirstMomentForgotten: "two steps of the server's moments",
+    PullTimesTheLearningRate: "the pull to the server's model is μ(y − x)",
+    ServersOwnStepLeftOut: "a linear loss moves the model by its steps",
+    RoundThatForgetsTheModelBefore: "momentum on both sides",
+    TenTimesTheTheoremsStep: "step sizes are the theorem's",
+    MomentumStartedAtZero: "momentum starts at c",
+    DistanceFromTheLastModel: "steps are distance over gradients",
+    StepsThatDoNotShrinkToTheEnd: "steps are distance over gradients",
+    NumberOfExamplesIgnored: "a reply counts by its weight",
+    TenthOfTheMovement: "a linear loss moves the model by its steps",
+    OldGradientUncorrected: "full batches hide the local momentum",
 }
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_fault_is_caught(mutant: Any) -> None:
     assert MUTANTS[mutant] in failed(mutant)
+
+
+def test_a_rule_of_ones_own_says_what_it_reduces_to() -> None:
+    class Damped(FedAvg):
+        name = "damped"
+        reduces_to = ({"damping": 0.0}, "fedavg", {})
+        damping: float = 0.5
+
+        def server_update(self, state, replies):
+            following = super().server_update(state, replies)
+            step = (following["model"] - state["model"]) / (1 + self.damping)
+            return following.replace(model=state["model"] + step)
+
+    class Wrong(Damped):
+        name = "wrong"
+        reduces_to = ({"damping": 0.1}, "fedavg", {})
+
+    assert failed(Damped) == []
+    assert failed(Wrong) == ["reduces to a simpler rule"]
 
 
 def test_every_check_catches_a_mutant_or_is_named_here() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,23 @@ def test_flowers_own_fedavg_with_a_plain_client_conforms() -> None:
 @pytest.mark.parametrize("name", ["FedAvg", "ScaffoldM", "PAdaMFed", "FAdamGC"])
 def test_our_strategies_with_their_clients_conform(name: str) -> None:
     assert failed_pair(getattr(strategies, name), getattr(clients, f"{name}Client")) == []
+
+
+@pytest.mark.parametrize("kind", [flower.FedAdam, flower.FedYogi, flower.FedAdagrad])
+def test_flowers_adaptive_strategies_conform(kind: Any) -> None:
+    def make(model: Any, **sizes: int) -> Any:
+        return plain_strategy(model, partial(kind, eta=0.03), **sizes)
+
+    assert failed_pair(make, PlainClient) == []
+
+
+def test_a_strategy_that_waits_for_more_clients_is_told_so() -> None:
+    def patient(model: Any, **sizes: int) -> Any:
+        return plain_strategy(model, **{**sizes, "num_clients": 10})
+
+    outcomes = verify_pair(patient, PlainClient)
+    assert all(outcome.verdict == "failed" for outcome in outcomes)
+    assert "waits for 10 clients; the 4 of this run are all there" in outcomes[0].note
 
 
 def test_clients_of_a_pair_are_asked_one_after_another() -> None:

@@ -25,6 +25,7 @@ from fedopt_flwr.algorithms import (
     LocalAdam,
     PAdaMFedDoG,
     PAdaMFedVR,
+    ScaffoldM,
     ScaffoldMVR,
 )
 from fedopt_flwr.errors import ConfigError, FedoptWarning
@@ -167,6 +168,20 @@ def test_stem_steps_on_both_sides() -> None:
     # u = 1 + ½(2 − 1.2) = 1.4, y = 0.86; u = 3·0.86 + ½(1.4 − 3) = 1.78, y = 0.682
     assert run.value("server_momentum") == pytest.approx([1.78])
     assert run.value("model") == pytest.approx([0.682 - 0.178])
+
+
+def test_what_clients_could_not_recover_is_refused() -> None:
+    equal, unequal = make_plan(2, [2, 2]), make_plan(2, [2, 3])
+    for rule, plan in (
+        (FedAvgWithMomentumVR(previous_model="same"), equal),
+        (FedAvgWithMomentumVR(previous_model="recovered"), unequal),
+    ):
+        with pytest.raises(ConfigError, match=r"algorithm.previous_model: got .* say 'sent'"):
+            rule.resolve(plan)
+    assert FedAvgWithMomentumVR(previous_model="recovered").resolve(equal)
+    with pytest.raises(ConfigError, match=r"algorithm.lean_uplink: got true with algorithm.mome"):
+        ScaffoldM(momentum=0.0, lean_uplink=True).resolve(equal)
+    assert ScaffoldM(momentum=0.0).resolve(equal).lean_uplink is False
 
 
 def test_mb_storm_takes_one_step_a_round() -> None:

@@ -119,7 +119,7 @@ def norm_model() -> torch.nn.Module:
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
-        (lambda a, n, r: ([a[0] * np.nan, *a[1:]], n, r), "'delta' holds 650 NaN"),
+        (lambda a, n, r: ([a[0] * np.nan, *a[1:]], n, r), "'delta' is not finite: 650 NaN"),
         (lambda a, n, r: ([x[:-1] for x in a], n, r), r"'delta' has shape (649,)"),
         (lambda a, n, r: ([x.astype(np.float64) for x in a], n, r), "dtype float64"),
         (lambda a, n, r: ([*a, a[0]], n, r), "sent 3 arrays named"),

@@ -16,6 +16,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field
 
 from ..algorithm import Arrays, ClientState, Objective, Plan, Reply, ServerState, weighted_sum
+from ..errors import ConfigError
 from ._gradient_start import GradientStartRule
 
 
@@ -51,9 +52,15 @@ class FedAvgWithMomentumVR(GradientStartRule):
         return self.initial_batches
 
     def resolve(self, plan: Plan) -> Self:
-        if self.previous_model is not None:
-            return self
+        given = self.previous_model
         exact = plan.constant_rates and len(set(plan.local_steps.values())) == 1
+        if given == "same" or (given == "recovered" and not exact):
+            raise ConfigError(
+                f"algorithm.previous_model: got {given!r}, with which clients would take another "
+                "model than the last round's; say 'sent' or leave it out"
+            )
+        if given is not None:
+            return self
         return self.model_copy(update={"previous_model": "recovered" if exact else "sent"})
 
     def at_round(self, state: ServerState, number: int) -> Self:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from pydantic import Field
 
 from ..algorithm import Arrays, ClientState, Objective, Plan, Reply, ServerState, weighted_sum
+from ..errors import ConfigError
 from ._control_variates import ControlVariateRule
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ class Scaffold(ControlVariateRule):
         return ("delta", "control_variate_change") if self.lean_uplink is False else ("delta",)
 
     def resolve(self, plan: Plan) -> Self:
+        if self.lean_uplink and self.beta == 0:
+            raise ConfigError(
+                "algorithm.lean_uplink: got true with algorithm.momentum = 0; deriving c_i⁺ − c_i "
+                "divides by that momentum; leave lean_uplink out or raise momentum"
+            )
         if self.lean_uplink is not None:
             return self
         divisor = self.beta * self.client_learning_rate * min(plan.local_steps.values())

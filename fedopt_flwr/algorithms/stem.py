@@ -4,9 +4,9 @@ Khanduri, Sharma, Yang, Hong, Liu, Rajawat, Varshney: "STEM: A Stochastic Two-Si
 Algorithm Achieving Near-Optimal Sample and Communication Complexities for Federated Learning",
 NeurIPS 2021; a baseline of FedMoS (Wang et al., INFOCOM 2023).
 A reconstruction from the published description: no line of the authors' Algorithm was at hand.
-Deviations: perhaps in the order of steps; all K local steps move y before ū and ȳ are averaged.
-Every round begins at the mean model ȳ of the last one, with the mean direction ū, and its first
-step is the server's: x = ȳ − ηū.
+Deviations: perhaps in the order of steps; all K local steps move y before ū and ȳ are averaged, so
+that the last direction moves the model twice. A round begins with y_prev = x + ηū: that is the mean
+model ȳ, except in round 1 and where η changes or η_g is not 1, when it is a point beside it.
 Defaults: η = 0.05, a = 0.1, η_g = 1; ū⁰ is the mean of K minibatch gradients of every client.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 class STEM(GradientStartRule):
     """u ← ∇F(y;ξ) + (1−a)(u − ∇F(y_prev;ξ)); y_prev ← y; y ← y − ηu, K times;
-    ȳ, ū are the means of y and u; x = ȳ − ηū; clients begin at y = x, y_prev = ȳ, u = ū."""
+    ȳ, ū are the means of y and u; x = ȳ − ηū; clients begin at y = x, y_prev = x + ηū, u = ū."""
 
     name: ClassVar[str] = "stem"
 

@@ -71,7 +71,7 @@ def _raise(*arguments: object) -> Any:
 
 def mean_loss(arrays: Arrays) -> float:
     """Return the mean cross-entropy over all clients' data."""
-    weight, bias = (torch.tensor(array) for array in arrays)
+    weight, bias = (torch.tensor(array, dtype=torch.float32) for array in arrays)
     losses = [functional.cross_entropy(x @ weight.T + bias, y) for x, y in map(_data, range(4))]
     return float(torch.stack(losses).mean())
 

@@ -57,11 +57,13 @@ def run_check(name: str, run: Callable[[], None]) -> Outcome:
 def verify_rule(kind: Kind) -> list[Outcome]:
     """Return the outcome of every check for a rule."""
     from .closed_forms import CLOSED_FORMS
+    from .known_steps import KNOWN_STEPS
+    from .momentum import MOMENTUM
     from .properties import PROPERTIES
 
     return [
         run_check(check.name, partial(check.run, kind))
         if check.applies(kind)
         else Outcome(check.name, "not applicable")
-        for check in (*PROPERTIES, *CLOSED_FORMS)
+        for check in (*PROPERTIES, *MOMENTUM, *CLOSED_FORMS, *KNOWN_STEPS)
     ]

@@ -70,6 +70,18 @@ class ForeignProxy(ClientProxy):
         raise RuntimeError("nothing to reconnect in process")
 
 
+class _AllHere(SimpleClientManager):
+    """All clients of the run are there from the first; nothing is worth waiting for."""
+
+    def wait_for(self, num_clients: int, timeout: int = 0) -> bool:
+        if num_clients > self.num_available():
+            raise RunError(
+                f"the strategy waits for {num_clients} clients; the {self.num_available()} of this "
+                "run are all there: min_available_clients must be num_clients at most"
+            )
+        return True
+
+
 def run_pair(
     strategy: Strategy, clients: Sequence[Client], num_rounds: int, *, may_fail: bool = False
 ) -> list[np.ndarray]:
@@ -80,7 +92,7 @@ def run_pair(
     (gh-106905). Raises RunError where the strategy leaves the loop with no arrays, and, unless
     clients `may_fail`, where `fit` of one went wrong, which the loop would go on without.
     """
-    manager = SimpleClientManager()
+    manager = _AllHere()
     proxies = [ForeignProxy(str(number), client) for number, client in enumerate(clients)]
     for proxy in proxies:
         manager.register(proxy)

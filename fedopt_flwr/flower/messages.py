@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..config import RunConfig
 from ..errors import MessageError
+from ..metrics import NOT_FINITE
 from ..vectors import FlatModel
 
 Scalar = bool | bytes | float | int | str
@@ -188,6 +189,7 @@ def _checked(array: np.ndarray, name: str, size: int, dtype: str, sender: str) -
         if not (math.isfinite(low) and math.isfinite(high)):
             nans, infinities = int(tensor.isnan().sum()), int(tensor.isinf().sum())
             raise MessageError(
-                f"{sender}: {name!r} holds {nans} NaN and {infinities} infinite values of {size}"
+                f"{sender}: {name!r} is {NOT_FINITE}: {nans} NaN and {infinities} infinite values "
+                f"of {size}"
             )
     return tensor

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..algorithm import ClientId, Reply
 from ..errors import MessageError
-from ..metrics import RoundRecord
+from ..metrics import NOT_FINITE, RoundRecord
 from ..vectors import is_buffer_name
 from .messages import Scalar, decode, encoded_bytes, to_arrays
 
@@ -72,7 +72,8 @@ def _checked(
     except (KeyError, TypeError, ValueError) as error:
         raise MessageError(f"{sender}: report {report} lacks loss or client_seconds") from error
     if not (math.isfinite(loss) and math.isfinite(seconds)):
-        raise MessageError(f"{sender}: reported loss {loss} and client_seconds {seconds}")
+        numbers = f"loss {loss} and client_seconds {seconds}"
+        raise MessageError(f"{sender}: reported {numbers}: {NOT_FINITE}")
     return Upload(tensors, loss, seconds)
 
 

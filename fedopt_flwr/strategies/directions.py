@@ -184,7 +184,7 @@ class FedMoS(AppStrategy):
 
 class STEM(AppStrategy):
     """u ← ∇F(y;ξ) + (1−a)(u − ∇F(y_prev;ξ)); y_prev ← y; y ← y − ηu, K times;
-    ȳ, ū are the means of y and u; x = ȳ − ηū; clients begin at y = x, y_prev = ȳ, u = ū.
+    ȳ, ū are the means of y and u; x = ȳ − ηū; clients begin at y = x, y_prev = x + ηū, u = ū.
 
     Khanduri et al., NeurIPS 2021; a reconstruction.
     """
