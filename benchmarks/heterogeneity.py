@@ -22,8 +22,8 @@ from fedopt_flwr.conformance.harness import Federation, configured, quadratic
 
 ROUNDS, MINIMISER = 400, torch.tensor([1.4, 0.2])
 NAMES = (
-    *("fedavg", "fedprox", "fedavg_m", "fedavg_m_vr", "local_adam"),
-    *("scaffold", "scaffold_m", "scaffold_m_vr", "padamfed", "padamfed_vr", "fadamgc"),
+    *("fedavg", "fedprox", "fedavg_m", "fedavg_m_vr", "local_adam", "fa_nt", "fadamgc"),
+    *("scaffold", "scaffold_m", "scaffold_m_vr", "padamfed", "padamfed_vr", "padamfed_dog"),
 )
 
 

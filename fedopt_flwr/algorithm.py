@@ -106,6 +106,7 @@ class Algorithm(BaseModel):
     client_state: ClassVar[tuple[str, ...]] = ()  # names of what a client keeps between rounds
     weighting: ClassVar[str] = "uniform"  # p_i where federation.weighting does not say
     unbiased_weights: ClassVar[bool] = False  # w_i = N p_i/S under uniform sampling, else p_i/Σp
+    experimental: ClassVar[bool] = False  # said wherever the rule is shown
     # for `fedopt verify`: (own hyperparameters, other rule, its hyperparameters) that agree
     reduces_to: ClassVar[tuple[dict[str, Any], str, dict[str, Any]] | None] = None
 

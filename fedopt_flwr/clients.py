@@ -121,7 +121,7 @@ class PAdaMFedVRClient(AppClient):
 
 
 class PAdaMFedDoGClient(AppClient):
-    """Client half of `strategies.PAdaMFedDoG`; keeps c_i."""
+    """Client half of `strategies.PAdaMFedDoG`, which is experimental; keeps c_i."""
 
     algorithm = "padamfed_dog"
 

@@ -77,21 +77,27 @@ def fill_slots(
 
 
 def cluster(gradients: Sequence[Tensor], num_clusters: int) -> list[int]:
-    """Return a label for each gradient: Ward's linkage of unit vectors.
+    """Return a label for each gradient: Ward's linkage of unit vectors, at most M clusters.
 
-    Their squared Euclidean distance is twice the cosine distance. A gradient of zero length, such
-    as one that is missing, counts as far from all others.
+    Their squared Euclidean distance is twice the cosine distance. Gradients of zero length, such as
+    those that are missing, have no direction and are a cluster of their own.
     """
     import numpy as np
     from sklearn.cluster import AgglomerativeClustering
 
-    if len(gradients) <= num_clusters or num_clusters == 1:
-        return list(range(len(gradients))) if num_clusters > 1 else [0] * len(gradients)
     rows = np.stack([gradient.cpu().numpy() for gradient in gradients])
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    rows = rows / np.where(norms > 0, norms, 1)
-    clustering = AgglomerativeClustering(n_clusters=num_clusters, linkage="ward")
-    return [int(label) for label in clustering.fit_predict(rows)]
+    known = norms[:, 0] > 0
+    groups = num_clusters - int(not known.all())
+    labels = np.full(len(rows), num_clusters - 1)
+    if known.sum() <= groups:
+        labels[known] = np.arange(known.sum())
+    elif groups <= 1:
+        labels[known] = 0
+    else:
+        clustering = AgglomerativeClustering(n_clusters=groups, linkage="ward")
+        labels[known] = clustering.fit_predict(rows[known] / norms[known])
+    return [int(label) for label in labels]
 
 
 def by_share(ids: Iterable[ClientId], shares: Mapping[ClientId, int]) -> list[ClientId]:

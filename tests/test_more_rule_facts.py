@@ -220,6 +220,24 @@ def test_server_rules_against_flowers_own(ours: Any, theirs: Any) -> None:
         state = following.replace(model=torch.tensor(x))
 
 
+def test_fedavgm_is_flowers_own() -> None:
+    x, rng = np.array([1.0, -2.0, 0.5]), np.random.default_rng(1)
+    other = flower.FedAvgM(
+        initial_parameters=ndarrays_to_parameters([x]),
+        server_learning_rate=0.5,
+        server_momentum=0.6,
+    )
+    rule = ALGORITHMS["fedavgm"](server_learning_rate=0.5, momentum=0.6)
+    state = rule.init_server(torch.tensor(x), make_plan(2, [1, 1]))
+    for server_round in range(1, 6):
+        deltas = [rng.normal(size=3), rng.normal(size=3)]
+        found, _ = other.aggregate_fit(server_round, answers(deltas, x), [])
+        replies = [Reply(i, {"delta": torch.tensor(d)}, 0.5, 0.5, 1) for i, d in enumerate(deltas)]
+        state = rule.server_update(state, replies)
+        x = parameters_to_ndarrays(found)[0]
+        np.testing.assert_allclose(state["model"].numpy(), x, rtol=1e-9)
+
+
 def test_schedules_by_hand() -> None:
     section = ScheduleSection(step_rounds=3, step_factor=0.5)
     cosine = [rate_factor("cosine", section, t, 4) for t in (1, 2, 3, 4)]

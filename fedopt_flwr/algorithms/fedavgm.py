@@ -3,6 +3,7 @@
 Hsu, Qi, Brown: "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification", arXiv:1909.06335, 2019, section 4.3 (no Algorithm): v ← βv + Δw; w ← w − v.
 Deviations: none (our Δ is new minus old, so the step is added); η_g is 1 there.
+Flower's own FedAvgM with server_momentum = β₁ and server_learning_rate = η_g computes the same.
 Defaults: η = 0.05, η_g = 1, β₁ = 0.9. β₁ = 0 is FedAvg.
 """
 

@@ -6,7 +6,8 @@ Ivgi, Hinder, Carmon: "DoG is SGD's Best Friend", ICML 2023.
 With ḡ_s = Δ̄_s/(η_s K), r₀ = 0.01(1 + ‖x⁰‖) and t = 0 in the first round:
 D_t = max(r₀, max_{s≤t} ‖x_s − x⁰‖); γ_0 = D_0, γ_t = D_t/√(Σ_{s<t} ‖ḡ_s‖²)·(1 − t/T);
 η_t = γ_t/(K√β). γ_t and D_t stand in every record.
-Defaults: β = 0.3; smaller values were seen to diverge.
+Defaults: β = 0.3. It can grow too far: with a smaller β and in long runs on small data it was seen
+to diverge (docs/experiments.md); a run that does says so. [schedule] changes η_t, not γ_t's record.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class PAdaMFedDoG(PAdaMFed):
     γ_t = D_t/√(Σ_{s<t} ‖ḡ_s‖²)·(1 − t/T), D_t the largest distance from x⁰ so far."""
 
     name: ClassVar[str] = "padamfed_dog"
+    experimental: ClassVar[bool] = True
     server_state: ClassVar[tuple[str, ...]] = (
         "model",
         "control_variate",

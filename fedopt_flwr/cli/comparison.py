@@ -92,9 +92,16 @@ def _configs(
         raise ConfigError(
             f"--set algorithm.{unknown[0]}: none of {', '.join(names)} has this hyperparameter"
         )
+    absent = [key for key in keys if key in ALGORITHMS and key not in names]
+    if absent:
+        raise ConfigError(
+            f"--set {absent[0]}.…: {absent[0]} is not among --algorithms ({', '.join(names)})"
+        )
     configs = {}
     for label in labels:
         name, _, variant = label.partition(":")
+        if variant and "=" not in variant:
+            raise ConfigError(f"--algorithms: got {label!r}; a variant is NAME:KEY=VALUE")
         own = [s.replace(f"{name}.", "algorithm.", 1) for s in settings if s.startswith(f"{name}.")]
         common = [s for key, s in for_all.items() if key in ALGORITHMS[name].model_fields]
         own += [f"algorithm.{variant}"] if variant else []
@@ -145,8 +152,9 @@ def print_results(rows: list[dict[str, Any]], targets: list[float]) -> None:
     table = Table(*columns)
     for row in rows:
         numbers = [row[k] for k in ("best_test_accuracy", "final_test_loss")]
+        kind = ALGORITHMS[row["algorithm"].partition(":")[0]]
         table.add_row(
-            row["algorithm"],
+            f"{row['algorithm']} (experimental)" if kind.experimental else row["algorithm"],
             _final(row),
             *("–" if number is None else f"{number:.4f}" for number in numbers),
             *("–" if r is None else f"{r:.4g}" for r in row["rounds_to"].values()),

@@ -12,6 +12,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     import numpy as np
+    from pydantic import BaseModel
     from rich.progress import Progress, TaskID
 
     from ..algorithm import Algorithm, Plan
@@ -99,11 +100,17 @@ class RunDisplay:
             markup=False,
             soft_wrap=True,
         )
+        options = [*_chosen(config.federation, "sampler", "warmup_rounds", "weighting")]
+        options += _chosen(config.schedule, *type(config.schedule).model_fields)
+        options += _chosen(training, "weight_decay", "clip_norm", "gradient_momentum")
+        if options:
+            self._console.print(", ".join(options), markup=False, soft_wrap=True)
         if config.federation.buffers == "local" and model.has_buffers:
             self._console.print("buffers stay local: evaluation uses the batch's statistics")
 
     def _print_rule(self, rule: Algorithm, plan: Plan) -> None:
-        text = f"{rule.name}: {hyperparameter_text(rule, plan)}"
+        mark = " (experimental)" if rule.experimental else ""
+        text = f"{rule.name}{mark}: {hyperparameter_text(rule, plan)}"
         self._console.print(text, markup=False, soft_wrap=True)
 
     def on_round(self, record: RoundRecord) -> None:
@@ -146,6 +153,12 @@ class RunDisplay:
             self._console.print(f"results in {directory}", markup=False, soft_wrap=True)
 
 
+def _chosen(section: BaseModel, *names: str) -> list[str]:
+    """Return "name = value" of those that are not at their default."""
+    values = section.model_dump(include=set(names), exclude_defaults=True)
+    return [f"{name} = {values[name]}" for name in names if name in values]
+
+
 def hyperparameter_text(rule: Algorithm, plan: Plan) -> str:
     """Return the resolved hyperparameters with their symbols, and the absolute server rate γ."""
     values: dict[str, Any] = rule.model_dump()
@@ -157,7 +170,7 @@ def hyperparameter_text(rule: Algorithm, plan: Plan) -> str:
         text = f"{value:.4g}" if isinstance(value, float) else str(value)
         parts.append(f"{info.title or name} = {text}")
     eta, eta_g = values.get("client_learning_rate"), values.get("server_learning_rate")
-    if eta and eta_g:
+    if eta and eta_g and "first_decay" not in values:  # there η_g is the server optimiser's step
         parts.append(f"γ = η_g·η·K = {eta_g * eta * plan.mean_local_steps:.4g}")
     return ", ".join(parts)
 

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from pydantic import ValidationError
+
 from ..algorithm import Algorithm
+from ..config import validation_problems
+from ..errors import ConfigError
 
 Kind = type[Algorithm]
 
@@ -56,6 +60,11 @@ def run_check(name: str, run: Callable[[], None]) -> Outcome:
 
 def verify_rule(kind: Kind) -> list[Outcome]:
     """Return the outcome of every check for a rule."""
+    try:
+        kind()
+    except ValidationError as error:
+        problems = validation_problems(error, kind, at=kind.name)
+        raise ConfigError(f"{problems}; give every hyperparameter a default") from None
     from .closed_forms import CLOSED_FORMS
     from .known_steps import KNOWN_STEPS
     from .momentum import MOMENTUM

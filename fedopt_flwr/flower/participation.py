@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,6 +11,7 @@ import torch
 
 from ..algorithm import Algorithm, ClientId, Plan, Reply, ServerState
 from ..config import FederationSection, ScheduleSection, TrainingSection
+from ..errors import FedoptWarning
 from ..objectives import num_steps
 from ..sampling import (
     by_cluster,
@@ -59,6 +61,14 @@ class Participation:
         by_examples = (federation.weighting or rule.weighting) == "examples"
         self._shares = {i: n if by_examples else 1 for i, n in plan.num_examples.items()}
         self.everyone()
+        if federation.sampler == "clustered" and federation.warmup_rounds >= plan.num_rounds:
+            warnings.warn(
+                f"federation.warmup_rounds: got {federation.warmup_rounds} of {plan.num_rounds} "
+                "rounds; all clients train in every round and are never grouped; lower it or raise "
+                "federation.num_rounds",
+                FedoptWarning,
+                stacklevel=2,
+            )
 
     def everyone(self) -> list[ClientId]:
         """Ask all N, each once."""
@@ -72,7 +82,7 @@ class Participation:
         return self._federation.sampler == "clustered" and late and CLUSTERS not in state.vectors
 
     def group(self, state: ServerState, gradients: Mapping[ClientId, torch.Tensor]) -> ServerState:
-        """Return the state with a cluster for each client; without a gradient it counts as zero.
+        """Return the state with a cluster for each client; those without a gradient have one.
 
         With fewer than half of the gradients nothing changes, and the warm-up goes on.
         """
@@ -91,10 +101,11 @@ class Participation:
         Uniform sampling passes over those that are away; the others draw from all.
         """
         federation, draws = self._federation, self._plan.clients_per_round
-        if federation.sampler == "clustered" and CLUSTERS not in state.vectors:
-            return self.everyone()
-        self._sampler = federation.sampler
-        if self._sampler == "uniform":
+        warming_up = federation.sampler == "clustered" and CLUSTERS not in state.vectors
+        self._sampler = "uniform" if warming_up else federation.sampler
+        if warming_up:
+            drawn = list(self._ids)
+        elif self._sampler == "uniform":
             order = sample_uniform(self._ids, federation.seed, number)
             drawn = [i for i in order if is_connected(i)][:draws]
         else:
