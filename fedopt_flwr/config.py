@@ -169,7 +169,7 @@ class RunConfig(_Section):
 
     _folder: Path | None = PrivateAttr(None)
 
-    def __init__(self, **sections: Any) -> None:
+    def __init__(self, /, **sections: Any) -> None:
         try:
             super().__init__(**sections)
         except ValidationError as error:

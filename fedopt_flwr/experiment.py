@@ -78,6 +78,7 @@ class Experiment:
         require_examples(dict(enumerate(loaded.clients)))
         self.given: list[str] = []  # what came as Python objects instead of from the configuration
         self._factory = model
+        self._modules: list[nn.Module] = []  # that were made here
         self._loaded = loaded
         self.model = self.make_model()  # the server's, and the first check of the user's module
         self.data = loaded.on_device(self.device)
@@ -90,7 +91,14 @@ class Experiment:
         """Return a new model at x⁰; the same for the server and every worker."""
         seed, section = self.config.federation.seed, self.config.model
         if self._factory is not None:
-            return FlatModel(seeded_module(self._factory, seed), self.device)
+            module = seeded_module(self._factory, seed)
+            if any(module is other for other in self._modules):
+                raise ConfigError(
+                    "model: the function returned the same module twice; it must make a new one at "
+                    "every call, since workers train at the same time"
+                )
+            self._modules.append(module)
+            return FlatModel(module, self.device)
         module = make_model(
             section.name,
             section.options,

@@ -162,7 +162,7 @@ class ModelObjective:
             generator = torch.Generator().manual_seed(self._seed)
             rows = torch.randperm(self.num_examples, generator=generator)[:num_examples]
         total = self._model.vector.new_zeros(self._model.size)
-        for batch in self._take(list(torch.split(rows, _EVALUATION_BATCH))):
+        for batch in self._take(_chunks(rows)):
             total.add_(self._loss_gradient(y, batch), alpha=self._batch_size / len(rows))
         return self._regularised(total)
 
@@ -192,6 +192,11 @@ class ModelObjective:
         values = torch.stack([value for value, _ in self._losses])
         sizes = values.new_tensor([size for _, size in self._losses])
         return float(values.mul(sizes).sum() / sizes.sum())
+
+
+def _chunks(rows: Tensor) -> list[Tensor]:
+    """Parts of equal size, so that none is left with one example, which batch norm refuses."""
+    return list(torch.tensor_split(rows, -(-len(rows) // _EVALUATION_BATCH)))
 
 
 def client_seed(seed: int, client_id: int | str, round_number: int, purpose: str) -> int:
@@ -228,7 +233,7 @@ def evaluate(
         for layer in module.modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.train()
-    chunks = torch.split(torch.arange(data.num_examples), _EVALUATION_BATCH)
+    chunks = _chunks(torch.arange(data.num_examples))
     loss_sum = metric_sum = 0.0
     for rows, (inputs, targets) in zip(chunks, data.batches(chunks, model.device), strict=True):
         outputs = module(inputs)

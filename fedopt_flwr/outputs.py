@@ -64,14 +64,20 @@ class RunDirectory:
                 f"output.directory: {str(self.path)!r} already holds a run; name another folder, "
                 f"remove this one, or go on with it: --resume {self.path}"
             )
+        for name in (CONFIG, SUMMARY, MODEL, CURVES, CHECKPOINT):
+            if (self.path / name).exists():
+                raise ConfigError(
+                    f"output.directory: {str(self.path)!r} holds a {name!r}, which a run would "
+                    "write over; name a new or empty folder"
+                )
 
     def open(self, config: Mapping[str, Any]) -> None:
         """Create the folder and start a run in it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._rounds = (self.path / ROUNDS).open("x", encoding="utf-8")  # the only run here
             with _replacing(self.path / CONFIG) as unfinished:
                 unfinished.write_text(tomli_w.dumps(config), encoding="utf-8")
-            self._rounds = (self.path / ROUNDS).open("x", encoding="utf-8")
         except OSError as error:
             raise ConfigError(
                 f"output.directory: cannot write {str(self.path)!r}: {error}; name another folder"
@@ -183,7 +189,9 @@ class RunDirectory:
 
     def read_config(self, checkpoint: Checkpoint) -> RunConfig:
         """Return the configuration of the run in this folder, wherever the folder lies by now."""
-        config = RunConfig.from_file(self.path / CONFIG, [f"output.directory={self.path}"])
+        config = RunConfig.from_file(
+            self.path / CONFIG, [f"output.directory={json.dumps(str(self.path))}"]
+        )
         return config.looking_in(Path(checkpoint.folder))
 
 

@@ -43,8 +43,8 @@ class FlatModel:
             parameter.grad = self.gradient[offset:end].view(parameter.shape)
             offset = end
         persistent = module.state_dict(keep_vars=True)
-        self._buffers = {n: b for n, b in module.named_buffers() if n in persistent}
-        for name, buffer in self._buffers.items():
+        self._buffer_names = [n for n, _ in module.named_buffers() if n in persistent]
+        for name, buffer in self._buffers().items():
             if buffer.is_complex():
                 raise ModelError(
                     f"model buffer {name!r}: dtype {buffer.dtype} cannot be aggregated; "
@@ -63,12 +63,16 @@ class FlatModel:
     @property
     def has_buffers(self) -> bool:
         """Whether the module keeps persistent buffers, such as batch norm statistics."""
-        return bool(self._buffers)
+        return bool(self._buffer_names)
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """The buffers as they are now: a module may put a new tensor in the place of an old one."""
+        return {name: self.module.get_buffer(name) for name in self._buffer_names}
 
     def read_buffers(self) -> dict[str, Tensor]:
         """Return copies of all persistent buffers: one flat array per dtype, `buffers.<dtype>`."""
         groups: dict[str, list[Tensor]] = {}
-        for buffer in self._buffers.values():
+        for buffer in self._buffers().values():
             groups.setdefault(_group(buffer), []).append(buffer.detach().reshape(-1))
         return {name: torch.cat(parts) for name, parts in groups.items()}
 
@@ -76,7 +80,7 @@ class FlatModel:
         """Set the persistent buffers from what `read_buffers` returned."""
         offsets = dict.fromkeys(arrays, 0)
         with torch.no_grad():
-            for buffer in self._buffers.values():
+            for buffer in self._buffers().values():
                 name = _group(buffer)
                 start = offsets[name]
                 offsets[name] = start + buffer.numel()

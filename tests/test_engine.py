@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import as_datasets, linear_model, softmax_clients
+from helpers import CLASSES, FEATURES, as_datasets, linear_model, softmax_clients
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -346,3 +346,53 @@ def test_targets_and_simulated_time_are_computed_from_the_records() -> None:
     assert summary["simulated_seconds"] == pytest.approx(6 * (0.5 + 3 * 1.0))
     assert summary["gigabytes"] == pytest.approx(360e-9)
     assert summary["vectors_per_client"] == [3.0] * 6
+
+
+def test_a_chunk_of_one_example_is_never_left_over() -> None:
+    """501 examples and batch norm: by the batch's statistics, and for a full gradient."""
+    data = as_datasets(softmax_clients([501, 501]))
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 3), nn.BatchNorm1d(3), nn.Linear(3, CLASSES))
+
+    settings = {
+        "algorithm": {"name": "fedmos"},
+        "federation": {
+            "num_clients": 2,
+            "clients_per_round": 2,
+            "num_rounds": 1,
+            "buffers": "local",
+        },
+        "training": {"local_steps": 2, "batch_size": 8},
+    }
+    result = simulate(settings, model=model, client_data=data, test_data=data[0])
+    assert result.summary["failures"] == 0
+    assert np.isfinite(result.summary["final_test_loss"])
+
+
+def test_a_function_that_returns_one_module_twice_is_refused() -> None:
+    data, module = as_datasets(softmax_clients([20, 20])), linear_model()
+    settings = {"federation": {"num_clients": 2, "clients_per_round": 2, "num_rounds": 1}}
+    with pytest.raises(ConfigError, match="model: the function returned the same module twice"):
+        simulate(settings, model=lambda: module, client_data=data, workers=2)
+
+
+def test_a_folder_with_files_of_the_same_names_is_left_alone(tmp_path: Path) -> None:
+    own = tmp_path / "config.toml"
+    own.write_text("[federation]\nnum_rounds = 1\n")
+    with pytest.raises(ConfigError, match=r"output.directory: .* holds a 'config.toml'"):
+        simulate({"output": {"directory": str(tmp_path)}})
+    assert own.read_text() == "[federation]\nnum_rounds = 1\n"
+    assert list(tmp_path.iterdir()) == [own]
+
+
+def test_a_folder_named_like_a_date_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = {
+        "federation": {"num_rounds": 3, "num_clients": 4, "clients_per_round": 2},
+        "output": {"directory": "2024-01-01", "checkpoint_every": 2},
+    }
+    whole = simulate(settings)
+    assert np.array_equal(resume("2024-01-01").parameters, whole.parameters)

@@ -170,3 +170,21 @@ def test_cnn_has_80_thousand_parameters_on_mnist() -> None:
     linears = sum(isinstance(m, nn.Linear) for m in module.modules())
     assert (convolutions, linears) == (3, 2)
     assert 75_000 < FlatModel(module).size < 85_000
+
+
+def test_a_buffer_that_forward_replaces_is_still_the_buffer() -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+            self.register_buffer("mean", torch.zeros(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mean = 0.5 * self.mean + 0.5 * x.mean(dim=0)
+            return self.layer(x - self.mean)
+
+    model = FlatModel(Centred())
+    model.module(torch.ones(3, 2))
+    assert model.read_buffers()["buffers.float32"].tolist() == [0.5, 0.5]
+    model.write_buffers(model.initial_buffers)
+    assert model.module.mean.tolist() == [0.0, 0.0]

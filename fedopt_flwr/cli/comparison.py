@@ -57,7 +57,7 @@ def run_comparison(
             label = f"{name}, seed {seed}" if seeds else name
             folder = name.replace(":", "-").replace("=", "-")
             place = directory / (f"{folder}-seed{seed}" if seeds else folder)
-            own = config.updated([*seeded, f"output.directory={place}"])
+            own = config.updated([*seeded, f"output.directory={json.dumps(str(place))}"])
             with RunDisplay(label if any(results.values()) else None) as display:
                 experiment = Experiment(own, data=data)
                 results[name].append(run_experiment(experiment, workers=workers, listener=display))

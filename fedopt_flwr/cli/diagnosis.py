@@ -39,11 +39,12 @@ def run_checks(path: Path | None, settings: list[str]) -> bool:
     passed = True
     for name, check in checks:
         try:
+            found = check()
             console.print(f"[green]ok[/]       {name}: ", end="")
-            console.print(check(), markup=False, soft_wrap=True)
+            console.print(found, markup=False, soft_wrap=True)
         except FedoptError as error:
             passed = False
-            console.print(f"\n[red]problem[/]  {name}: ", end="")
+            console.print(f"[red]problem[/]  {name}: ", end="")
             console.print(str(error), markup=False, soft_wrap=True)
     return passed
 

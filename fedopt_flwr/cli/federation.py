@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import warnings
 from pathlib import Path
@@ -125,7 +126,7 @@ def launch(
             raise ConfigError(
                 "--resume: takes the configuration from its directory; give no other beside it"
             )
-        config, given = resume / "config.toml", [f"output.directory={resume}"]
+        config, given = resume / "config.toml", [f"output.directory={json.dumps(str(resume))}"]
     run_config = with_directory(read_config(config, algorithm, given))
     folder = run_config.output.directory
     total = run_config.federation.num_clients
