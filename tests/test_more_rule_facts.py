@@ -376,6 +376,19 @@ def test_a_rate_that_is_far_too_large_is_noticed(eta: float) -> None:
         simulate(settings, model=linear_model, client_data=DATA, test_data=DATA[3])
 
 
+def test_who_reaches_the_minimiser_of_two_unlike_quadratics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What docs/experiments.md says and draws, after 400 rounds."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    from heterogeneity import distances
+
+    for rule in ("scaffold", "scaffold_m", "scaffold_m_vr", "fadamgc", "padamfed_dog"):
+        assert distances(rule)[-1] < 1e-3, rule
+    for rule in ("fedavg", "local_adam", "fa_nt"):  # fa_nt corrects after the moments
+        assert distances(rule)[-1] > 0.3, rule
+
+
 @pytest.mark.slow
 def test_padamfed_dog_that_grows_too_far_is_noticed() -> None:
     settings = {"algorithm": {"name": "padamfed_dog"}, "federation": {"num_rounds": 500}}
