@@ -362,6 +362,12 @@ class NumberOfExamplesIgnored(FedAvg):
         return state.replace(model=state["model"].add(delta, alpha=self.server_learning_rate))
 
 
+class LearningRateIgnored(FedAvg):
+    def client_update(self, received, client_state, objective):
+        fixed = self.model_copy(update={"client_learning_rate": 0.05})
+        return FedAvg.client_update(fixed, received, client_state, objective)
+
+
 class TenthOfTheMovement(FedAvg):
     def client_update(self, received, client_state, objective):
         upload, state = super().client_update(received, client_state, objective)
@@ -428,6 +434,7 @@ MUTANTS = {
     DistanceFromTheLastModel: "steps are distance over gradients",
     StepsThatDoNotShrinkToTheEnd: "steps are distance over gradients",
     NumberOfExamplesIgnored: "a reply counts by its weight",
+    LearningRateIgnored: "η changes the movement",
     TenthOfTheMovement: "a linear loss moves the model by its steps",
     OldGradientUncorrected: "full batches hide the local momentum",
 }

@@ -239,6 +239,16 @@ def check_server_rate(kind: Kind) -> None:
     require(near(2 * moved[0], moved[1], 1e-4), f"twice η_g moves {moved[1]} where {moved[0]}")
 
 
+def check_client_rate(kind: Kind) -> None:
+    moved = []
+    for rate in (0.1, 0.2):
+        rates = {"client_learning_rate": rate, "server_learning_rate": 1.0}
+        federation = Federation(configured(kind, **rates), [linear([1.0, 2.0])] * 2, X)
+        before = federation.x
+        moved.append(federation.run(1) - before)
+    require(not near(moved[0], moved[1]), f"η = 0.1 and 0.2 both move by {moved[0].tolist()}")
+
+
 PROPERTIES = (
     Check("sends and keeps what it declares", lambda kind: True, check_messages),
     Check("leaves its inputs alone", lambda kind: True, check_purity),
@@ -263,5 +273,6 @@ PROPERTIES = (
     ),
     Check("local steps have length η at most", partial(field, "normalize"), check_bounded_steps),
     Check("the scale of the loss is not seen", partial(field, "normalize"), check_scale_invariance),
+    Check("η changes the movement", partial(field, "client_learning_rate"), check_client_rate),
     Check("η_g multiplies the movement", partial(field, "server_learning_rate"), check_server_rate),
 )
