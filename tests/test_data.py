@@ -303,8 +303,33 @@ def test_packed_files_in_a_read_only_folder_are_unpacked_into_the_cache(
         assert sum(c.num_examples for c in data.clients) == 40
         assert data.input_shape == (1, 28, 28)
     assert sorted(tmp_path.rglob("*")) == before
-    cache = Path(os.environ["XDG_CACHE_HOME"]) / "fedopt-flwr" / "data" / "MNIST" / "raw"
-    assert len(list(cache.iterdir())) == 4
+    (raw,) = Path(os.environ["XDG_CACHE_HOME"]).glob("fedopt-flwr/data/unpacked/*/MNIST/raw")
+    assert len(list(raw.iterdir())) == 4
+
+
+def test_two_folders_with_packed_files_of_the_same_names_are_told_apart(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_mnist(tmp_path / name)
+    federation = {"num_clients": 3, "clients_per_round": 3}
+    labels = tmp_path / "two" / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz"
+    write_idx(labels, np.full(10, 7))
+    found = []
+    for name in ("one", "two"):
+        data = load_federated_data(
+            RunConfig(data={"name": "mnist", "path": tmp_path / name}, federation=federation)
+        )
+        _, targets = next(data.test.batches([torch.arange(10)], CPU))
+        found.append(targets.tolist())
+    assert found == [list(range(10)), [7] * 10]
+
+
+def test_an_archive_that_is_broken_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "cifar-10-python.tar.gz").write_bytes(b"no archive")
+    with pytest.raises(DataError, match=r"cifar-10-python.tar.gz' cannot be unpacked"):
+        load_federated_data(RunConfig(data={"name": "cifar10", "path": root}))
+    assert not list(Path(os.environ["XDG_CACHE_HOME"]).glob("fedopt-flwr/data/unpacked/*"))
 
 
 def test_emnist_images_are_turned_upright(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

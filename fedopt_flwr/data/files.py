@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import io
 import os
 import shutil
+import tarfile
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +46,10 @@ def torchvision_dataset(class_name: str, root: Path, train: bool, **arguments: A
 
     make = getattr(torchvision.datasets, class_name)
     cache = cache_root()
-    _unpack_into_cache(class_name, root, cache)
-    for place in (root, cache):
-        with contextlib.suppress(RuntimeError):  # "Dataset not found"
+    with contextlib.suppress(RuntimeError):  # "Dataset not found"
+        return make(str(root), train=train, download=False, **arguments)
+    for place in (_unpacked(class_name, root, cache), cache):
+        with contextlib.suppress(RuntimeError):
             return make(str(place), train=train, download=False, **arguments)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -66,22 +70,34 @@ def _expected_files(class_name: str) -> str:
     return f"{class_name}/raw/{prefix}*-ubyte(.gz)"
 
 
-def _unpack_into_cache(class_name: str, root: Path, cache: Path) -> None:
-    if class_name in _ARCHIVES:
-        from torchvision.datasets.utils import extract_archive
-
-        archive = root / _ARCHIVES[class_name]
-        folder = "cifar-10-batches-py" if class_name == "CIFAR10" else "cifar-100-python"
-        if archive.is_file() and not (root / folder).is_dir() and not (cache / folder).is_dir():
-            extract_archive(str(archive), str(cache))
-        return
-    raw = Path(class_name) / "raw"
-    packed = sorted((root / raw).glob("*-ubyte.gz"))
+def _unpacked(class_name: str, root: Path, cache: Path) -> Path:
+    """Unpack into a folder of the cache that belongs to these very files, and return it."""
+    raw, archive = Path(class_name) / "raw", root / _ARCHIVES.get(class_name, "")
+    packed = [archive] if archive.is_file() else sorted((root / raw).glob("*-ubyte.gz"))
+    facts = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in packed]
+    folder = cache / "unpacked" / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     for source in packed:
-        name = source.name.removesuffix(".gz")
-        target = cache / raw / name
-        if not (root / raw / name).exists() and not target.exists():
-            _gunzip(source, target)
+        if source == archive:
+            if not folder.exists():
+                _extract(source, folder)
+        elif not (folder / raw / source.stem).exists():
+            _gunzip(source, folder / raw / source.stem)
+    return folder
+
+
+def _extract(source: Path, folder: Path) -> None:
+    """Extract an archive as `_gunzip` unpacks: whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        with tarfile.open(source) as archive:
+            archive.extractall(unfinished, filter="data")
+        with contextlib.suppress(FileExistsError):  # a second process was faster
+            unfinished.rename(folder)
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise DataError(f"data file: {str(source)!r} cannot be unpacked: {error}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _gunzip(source: Path, target: Path) -> None:
@@ -92,6 +108,6 @@ def _gunzip(source: Path, target: Path) -> None:
         with gzip.open(source) as packed, os.fdopen(handle, "wb") as plain:
             shutil.copyfileobj(packed, plain)
         os.replace(unfinished, target)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         os.unlink(unfinished)
         raise DataError(f"data file: {str(source)!r} cannot be unpacked: {error}") from error
