@@ -32,7 +32,7 @@ def load_attribute(field: str, path: str, folders: Iterable[Path]) -> Any:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{field}: cannot import {path!r} ({type(error).__name__}: {error}); looked in "
             f"{', '.join(places)} and the installed packages; must be 'module:attribute'"

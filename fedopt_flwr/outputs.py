@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -85,8 +85,14 @@ class RunDirectory:
 
     def reopen(self, last_round: int) -> list[RoundRecord]:
         """Go on after `last_round`: later lines are dropped; return the records before."""
-        lines = (self.path / ROUNDS).read_text(encoding="utf-8").splitlines()
-        records = [RoundRecord(**json.loads(line)) for line in lines if line.endswith("}")]
+        try:
+            lines = (self.path / ROUNDS).read_text(encoding="utf-8").splitlines()
+            records = [RoundRecord(**json.loads(line)) for line in lines if line.endswith("}")]
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"--resume: {str(self.path / ROUNDS)!r} cannot be read: {error}; put it back or "
+                "start a new run"
+            ) from error
         kept = [record for record in records if record.round <= last_round]
         with _replacing(self.path / ROUNDS) as unfinished:
             unfinished.write_text("".join(_line(record) for record in kept), encoding="utf-8")
@@ -121,13 +127,28 @@ class RunDirectory:
 
     def write_results(self, summary: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
         """Write the summary and the model; neither holds a time, an engine or a version's name."""
-        with _replacing(self.path / SUMMARY) as unfinished:
+        with self._writing("results"), _replacing(self.path / SUMMARY) as unfinished:
             unfinished.write_text(json.dumps(as_json(summary), indent=2) + "\n", encoding="utf-8")
-        with _replacing(self.path / MODEL) as unfinished:
+        with self._writing("results"), _replacing(self.path / MODEL) as unfinished:
             _save(model, unfinished)
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replace the last checkpoint by this one; at any moment one whole checkpoint is there."""
+        with self._writing("checkpoint"):
+            self._replace_checkpoint(checkpoint)
+
+    @contextlib.contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(self.path / f"{CHECKPOINT}.unfinished", ignore_errors=True)
+            raise RunError(
+                f"{self.path}: its {what} cannot be written: {error}; make room, then go on with "
+                "--resume where checkpoints were kept"
+            ) from error
+
+    def _replace_checkpoint(self, checkpoint: Checkpoint) -> None:
         fresh = self.path / f"{CHECKPOINT}.unfinished"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
@@ -182,7 +203,7 @@ class RunDirectory:
                 versions=dict(meta["versions"]),
             )
             return Checkpoint(snapshot, states, meta["given"], meta["folder"])
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise ConfigError(
                 f"--resume: the checkpoint in {str(folder)!r} is broken: {error}"
             ) from error

@@ -169,7 +169,10 @@ class Run:
                 f"{federation.clients_per_round} a round"
             )
             records = {strategy.rule.name: [self._records]}
-            draw_curves(records, self._directory.path / CURVES, title)
+            try:
+                draw_curves(records, self._directory.path / CURVES, title)
+            except OSError as error:  # all that counts is written
+                warnings.warn(f"{CURVES}: not drawn: {error}", FedoptWarning, stacklevel=2)
         return Result(vector, model.module, self._records, summary)
 
 

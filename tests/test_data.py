@@ -214,6 +214,20 @@ def test_npz_keeps_its_natural_partition_and_turns_images_around(tmp_path: Path)
         ({"x": np.zeros((3, 2))}, "must hold 'x' and 'y'"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(2, int)}, "all of one length"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "'y' of .* has dtype float64"),
+        ({"x": np.zeros((3, 2)), "y": np.array([0, 1, -1])}, "'y' of .* values from -1 to 1; must"),
+        ({"x": np.zeros((3, 2)), "y": np.array([0, 1, 10**9])}, "an integer from 0 to 999,999"),
+        ({"x": np.zeros(3), "y": np.zeros(3, int)}, r"'x' of .* shape \(3,\); must hold real"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "'x' of .* n of at least 1"),
+        ({"x": np.zeros((3, 2), complex), "y": np.zeros(3, int)}, "dtype complex128"),
+        ({"x": np.array(3.0), "y": np.zeros(3, int)}, "all of one length"),
+        (
+            {"x": np.array([[0.0], [np.nan], [np.inf]]), "y": np.zeros(3, int)},
+            "'x' of .* is not finite in 2 examples, the first is 1; remove them",
+        ),
+        (
+            {"x": np.zeros((3, 2)), "y": np.zeros(3, int), "client": np.zeros((3, 2), int)},
+            r"'client' of .* has shape \(3, 2\); must be one id",
+        ),
     ],
 )
 def test_broken_npz_files_are_described(tmp_path: Path, arrays: dict, text: str) -> None:
@@ -227,6 +241,27 @@ def test_broken_npz_files_are_described(tmp_path: Path, arrays: dict, text: str)
     (tmp_path / "train.npz").write_bytes(b"not an archive")
     with pytest.raises(DataError, match="cannot be read"):
         load_federated_data(config)
+    whole = (tmp_path / "test.npz").read_bytes()
+    (tmp_path / "train.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="cannot be read"):
+        load_federated_data(config)
+
+
+def test_npz_parts_and_classes_must_agree(tmp_path: Path) -> None:
+    y = np.arange(20) % 4
+    np.savez(tmp_path / "train.npz", x=np.ones((20, 3), ">f4"), y=y)
+    np.savez(tmp_path / "test.npz", x=np.ones((20, 3)), y=y)
+    federation = {"num_clients": 2, "clients_per_round": 2}
+    section = {"name": "npz", "path": tmp_path, "partition": {"kind": "iid"}}
+    data = load_federated_data(RunConfig(data=section, federation=federation))
+    x, _ = next(data.clients[0].batches([torch.tensor([0])], CPU))
+    assert x.tolist() == [[1.0, 1.0, 1.0]]  # big-endian numbers are turned
+    few = RunConfig(data={**section, "options": {"num_classes": 3}}, federation=federation)
+    with pytest.raises(DataError, match=r"num_classes 3; the files hold class 3; it must be 4"):
+        load_federated_data(few)
+    np.savez(tmp_path / "test.npz", x=np.ones((20, 2)), y=y)
+    with pytest.raises(DataError, match=r"examples of different shapes: .*\(3,\).*\(2,\)"):
+        load_federated_data(RunConfig(data=section, federation=federation))
 
 
 def test_a_client_needs_no_test_file_and_a_server_no_training_file(tmp_path: Path) -> None:

@@ -396,3 +396,29 @@ def test_a_folder_named_like_a_date_can_be_resumed(
     }
     whole = simulate(settings)
     assert np.array_equal(resume("2024-01-01").parameters, whole.parameters)
+
+
+@pytest.mark.parametrize("spoil", ["gone", "garbage"])
+def test_records_that_cannot_be_read_are_named(tmp_path: Path, spoil: str) -> None:
+    settings = config("fedavg")
+    settings["output"] = {"directory": tmp_path / "run", "checkpoint_every": 4}
+    simulate(settings)
+    rounds = tmp_path / "run" / "rounds.jsonl"
+    rounds.unlink() if spoil == "gone" else rounds.write_text("garbage}\n")
+    with pytest.raises(ConfigError, match=r"--resume: .*rounds.jsonl' cannot be read"):
+        resume(tmp_path / "run")
+    (tmp_path / "run" / "checkpoint" / "checkpoint.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"--resume: the checkpoint in .* is broken"):
+        resume(tmp_path / "run")
+
+
+def test_curves_that_cannot_be_written_do_not_fail_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedopt_flwr.runs.draw_curves", full)
+    with pytest.warns(FedoptWarning, match=r"curves.png: not drawn: .*No space left"):
+        simulate(config("fedavg", tmp_path / "run"))
+    assert (tmp_path / "run" / "model.safetensors").exists()

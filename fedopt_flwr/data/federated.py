@@ -164,11 +164,11 @@ def _call_loader(config: RunConfig) -> tuple[Any, Any]:
             seed=derive(federation.seed, "data"),
             **config.data.options,
         )
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         raise ConfigError(
-            f"data.name: {name!r} failed: {error}; it is called with num_clients, seed and "
-            "data.options and must return (train, test): train is one data set, or a list with one "
-            "data set a client; test may be None"
+            f"data.name: {name!r} failed: {type(error).__name__}: {error}; it is called with "
+            "num_clients, seed and data.options and must return (train, test): train is one data "
+            "set, or a list with one data set a client; test may be None"
         ) from error
     return train, test
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -139,9 +141,17 @@ def _npz(config: RunConfig, num_classes: int = 0) -> Source:
         part: (_as_inputs(arrays["x"]), torch.from_numpy(arrays["y"].astype(np.int64)))
         for part, arrays in found.items()
     }
-    classes = num_classes or 1 + max(int(targets.max()) for _, targets in parts.values())
+    largest = max(int(targets.max()) for _, targets in parts.values())
+    if num_classes and not largest < num_classes:
+        raise DataError(
+            f"data.options: got num_classes {num_classes}; the files hold class {largest}; it must "
+            f"be {largest + 1} or more"
+        )
+    shapes = {part: tuple(inputs.shape[1:]) for part, (inputs, _) in parts.items()}
+    if len(set(shapes.values())) > 1:
+        raise DataError(f"data.path: 'x' has examples of different shapes: {shapes}")
     owners = found.get("train", {}).get("client")
-    return Source(parts.get("train"), parts.get("test"), classes, owners)
+    return Source(parts.get("train"), parts.get("test"), num_classes or 1 + largest, owners)
 
 
 SOURCES: dict[str, Callable[[RunConfig], Source]] = {
@@ -166,7 +176,7 @@ def _standardised(pixels: Tensor, mean: tuple[float, ...], deviation: tuple[floa
 
 
 def _as_inputs(x: np.ndarray) -> Tensor:
-    inputs = torch.from_numpy(x)
+    inputs = torch.from_numpy(x.astype(x.dtype.newbyteorder("="), copy=False))
     if inputs.dtype == torch.uint8:
         inputs = inputs.float().div_(255)
         if inputs.ndim == 3:
@@ -178,19 +188,36 @@ def _as_inputs(x: np.ndarray) -> Tensor:
 
 def _read_npz(path: Path) -> dict[str, Any]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # np.load would leave a broken file open
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = dict(archive)
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, TypeError, OSError, EOFError, BadZipFile, zlib.error) as error:
         raise DataError(f"data.path: {str(path)!r} cannot be read: {error}") from error
-    lengths = {name: len(arrays[name]) for name in ("x", "y", "client") if name in arrays}
+    named = {name: arrays[name] for name in ("x", "y", "client") if name in arrays}
+    lengths = {name: array.shape[0] if array.ndim else 0 for name, array in named.items()}
     if "x" not in lengths or "y" not in lengths or len(set(lengths.values())) > 1:
         raise DataError(
             f"data.path: {str(path)!r} holds {sorted(arrays)} with lengths {lengths}; must hold "
             "'x' and 'y', and may hold 'client', all of one length"
         )
-    if arrays["y"].dtype.kind not in "iu" or arrays["y"].ndim != 1:
-        raise DataError(
-            f"data.path: 'y' of {str(path)!r} has dtype {arrays['y'].dtype} and shape "
-            f"{arrays['y'].shape}; must be one integer class for each example"
+    for name, problem in _npz_problems(named):
+        raise DataError(f"data.path: {name!r} of {str(path)!r} {problem}")
+    return named
+
+
+def _npz_problems(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str]]:
+    x, y = arrays["x"], arrays["y"]
+    is_number, seen = x.dtype.kind in "fiub", f"has dtype {x.dtype} and shape {x.shape}"
+    if not is_number or x.ndim < 2 or not x.size:
+        yield "x", f"{seen}; must hold real numbers, [n, ...] with n of at least 1"
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        rows = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))
+        yield "x", f"is not finite in {len(rows)} examples, the first is {rows[0]}; remove them"
+    if y.dtype.kind not in "iu" or y.ndim != 1 or (y.size and not 0 <= y.min() <= y.max() < 10**6):
+        yield (
+            "y",
+            f"has dtype {y.dtype}, shape {y.shape} and values from {y.min()} to {y.max()}; must be "
+            "one class for each example, an integer from 0 to 999,999",
         )
-    return arrays
+    if "client" in arrays and arrays["client"].ndim != 1:
+        yield "client", f"has shape {arrays['client'].shape}; must be one id for each example"

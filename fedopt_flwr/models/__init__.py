@@ -62,5 +62,6 @@ def seeded_module(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
 def _call(factory: Callable[..., nn.Module], name: str, arguments: dict[str, Any]) -> nn.Module:
     try:
         return factory(**arguments)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"model.options: {name!r} refused {arguments}: {error}") from error
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"model.options: {name!r} refused {arguments}: {text}") from error
