@@ -216,6 +216,7 @@ def test_npz_keeps_its_natural_partition_and_turns_images_around(tmp_path: Path)
         ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "'y' of .* has dtype float64"),
         ({"x": np.zeros((3, 2)), "y": np.array([0, 1, -1])}, "'y' of .* values from -1 to 1; must"),
         ({"x": np.zeros((3, 2)), "y": np.array([0, 1, 10**9])}, "an integer from 0 to 999,999"),
+        ({"x": np.zeros((3, 2)), "y": np.array(["a", "b", "c"])}, "'y' of .* has dtype <U1"),
         ({"x": np.zeros(3), "y": np.zeros(3, int)}, r"'x' of .* shape \(3,\); must hold real"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "'x' of .* n of at least 1"),
         ({"x": np.zeros((3, 2), complex), "y": np.zeros(3, int)}, "dtype complex128"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import CLASSES, FEATURES, as_datasets, linear_model, softmax_clients
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -422,3 +423,21 @@ def test_curves_that_cannot_be_written_do_not_fail_a_run(
     with pytest.warns(FedoptWarning, match=r"curves.png: not drawn: .*No space left"):
         simulate(config("fedavg", tmp_path / "run"))
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "results"])
+def test_a_disk_that_is_full_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr("fedopt_flwr.outputs.save_file", full)
+    settings = config("fedavg")
+    every = 4 if what == "checkpoint" else 0
+    settings["output"] = {"directory": tmp_path / "run", "checkpoint_every": every}
+    with pytest.raises(
+        RunError, match=rf"its {what} cannot be written: .*No space left.*make room"
+    ):
+        simulate(settings)
+    assert not list(tmp_path.rglob("*.unfinished"))

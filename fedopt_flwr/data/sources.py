@@ -213,11 +213,10 @@ def _npz_problems(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str]]:
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         rows = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))
         yield "x", f"is not finite in {len(rows)} examples, the first is {rows[0]}; remove them"
-    if y.dtype.kind not in "iu" or y.ndim != 1 or (y.size and not 0 <= y.min() <= y.max() < 10**6):
-        yield (
-            "y",
-            f"has dtype {y.dtype}, shape {y.shape} and values from {y.min()} to {y.max()}; must be "
-            "one class for each example, an integer from 0 to 999,999",
-        )
+    wanted = "must be one class for each example, an integer from 0 to 999,999"
+    if y.dtype.kind not in "iu" or y.ndim != 1:
+        yield "y", f"has dtype {y.dtype} and shape {y.shape}; {wanted}"
+    if not 0 <= y.min() <= y.max() < 10**6:
+        yield "y", f"has values from {y.min()} to {y.max()}; {wanted}"
     if "client" in arrays and arrays["client"].ndim != 1:
         yield "client", f"has shape {arrays['client'].shape}; must be one id for each example"
