@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import date, time
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from .errors import ConfigError, unknown_name
+from .errors import ConfigError, validation_problems
 
 MAX_SEED = 2**63 - 1
+_RuleCheck = Callable[[Mapping[str, Any], Mapping[str, Any]], list[str]]
+_PATHS = {("data", "path"), ("output", "directory")}
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Seconds = Annotated[float, Field(gt=0, le=10**7)]  # gRPC and locks overflow on much longer waits
+Rate = Annotated[float, Field(ge=0)]
+_Shape = Annotated[float, Field(ge=1e-6, le=10**6)]  # of a distribution
+_Path = Annotated[Path, Field(strict=False)]  # from text
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_numbers(cls, values: Any) -> Any:
+        """Take NumPy's numbers, which strict checks would refuse, for Python's."""
+        if not isinstance(values, dict):
+            return values
+        return {k: v.item() if getattr(v, "shape", None) == () else v for k, v in values.items()}
 
 
 class AlgorithmSection(_Section):
     """`name` and any hyperparameter of that rule; the rule itself checks the latter."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     name: str = "padamfed"
 
@@ -31,17 +56,17 @@ class AlgorithmSection(_Section):
 
 
 class FederationSection(_Section):
-    num_clients: int = Field(20, ge=1)  # N
-    clients_per_round: int = Field(5, ge=1)  # S
-    num_rounds: int = Field(50, ge=1)  # T
+    num_clients: Count = 20  # N
+    clients_per_round: Count = 5  # S
+    num_rounds: Count = 50  # T
     seed: int = Field(0, ge=0, le=MAX_SEED)
     sampler: Literal["uniform", "multinomial", "adaptive", "clustered"] = "uniform"
-    warmup_rounds: int = Field(4, ge=1)  # of all clients, before `clustered` groups them
+    warmup_rounds: Count = 4  # of all clients, before `clustered` groups them
     weighting: Literal["uniform", "examples"] | None = None  # p_i: 1/N or n_i/Σn; the rule's own
     buffers: Literal["average", "local"] = "average"
-    min_replies: int = Field(1, ge=1)
-    round_timeout: float | None = Field(None, gt=0)  # seconds
-    start_timeout: float = Field(600, gt=0)  # seconds to wait for all clients before round 1
+    min_replies: Count = 1
+    round_timeout: Seconds | None = None
+    start_timeout: Seconds = 600  # to wait for all clients before round 1
 
     @model_validator(mode="after")
     def _sampled_clients_exist(self) -> Self:
@@ -59,14 +84,24 @@ class FederationSection(_Section):
 
 
 class TrainingSection(_Section):
-    local_steps: int | None = Field(None, ge=1)  # K; 10 unless local_epochs is given
-    local_epochs: int | None = Field(None, ge=1)
-    batch_size: int = Field(32, ge=0)  # 0: the full local data
-    weight_decay: float = Field(0.0, ge=0)  # part of the loss: adds weight_decay · y to ∇F
-    clip_norm: float = Field(0.0, ge=0)  # largest norm of the loss's gradient; 0: no limit
+    local_steps: Count | None = None  # K; 10 unless local_epochs is given
+    local_epochs: Count | None = None
+    batch_size: int = Field(32, ge=0, le=10**9)  # 0: the full local data
+    weight_decay: Rate = 0.0  # part of the loss: adds weight_decay · y to ∇F
+    clip_norm: Rate = 0.0  # largest norm of the loss's gradient; 0: no limit
     gradient_momentum: float = Field(0.0, ge=0, lt=1)  # within a round, as torch's SGD
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    threads: int = Field(1, ge=1)  # intra-op threads of a client and of the server
+    device: str = "auto"
+    threads: int = Field(1, ge=1, le=1024)  # intra-op threads of a client and of the server
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device, re.ASCII):
+            raise ValueError(
+                f"training.device: got {device!r}; must be 'auto', 'cpu', 'cuda', or 'cuda:0', "
+                "'cuda:1' and so on"
+            )
+        return device
 
     @model_validator(mode="after")
     def _one_measure_of_work(self) -> Self:
@@ -86,23 +121,19 @@ class PartitionSection(_Section):
     kind: Literal["iid", "dirichlet", "classes", "subsample", "beta", "natural", "whole"] | None = (
         None  # natural where the data has owners, else dirichlet; whole: `fedopt client` has it all
     )
-    concentration: float = Field(0.3, gt=0)  # dirichlet: α
-    classes_per_client: int = Field(2, ge=1)  # classes, subsample
-    examples_per_client: tuple[int, int] = (10, 50)  # subsample: n_i is drawn from this range
-    shape: tuple[float, float] = (2.0, 5.0)  # beta: both parameters of the distribution
-    min_examples: int = Field(1, ge=0)  # smallest n_i; 0 allows empty clients
+    concentration: _Shape = 0.3  # dirichlet: α
+    classes_per_client: Count = 2  # classes, subsample
+    examples_per_client: tuple[Count, Count] = Field((10, 50), strict=False)  # subsample: n_i range
+    shape: tuple[_Shape, _Shape] = Field((2.0, 5.0), strict=False)  # beta: both its parameters
+    min_examples: int = Field(1, ge=0, le=10**9)  # smallest n_i; 0 allows empty clients
 
     @model_validator(mode="after")
     def _ranges_in_order(self) -> Self:
         low, high = self.examples_per_client
-        if not 1 <= low <= high:
+        if low > high:
             raise ValueError(
                 f"data.partition.examples_per_client: got [{low}, {high}]; must be [low, high] "
                 "with 1 <= low <= high"
-            )
-        if min(self.shape) <= 0:
-            raise ValueError(
-                f"data.partition.shape: got {list(self.shape)}; both numbers must be above 0"
             )
         return self
 
@@ -110,7 +141,7 @@ class PartitionSection(_Section):
 class DataSection(_Section):
     name: str = "digits"
     partition: PartitionSection = PartitionSection()
-    path: Path | None = None  # $FEDOPT_DATA, else the user's cache
+    path: _Path | None = None  # $FEDOPT_DATA, else the user's cache
     options: dict[str, Any] = {}  # of `synthetic`, `emnist` and of the user's own loader
 
 
@@ -129,7 +160,7 @@ class ScheduleSection(_Section):
 
     client: Schedule = "constant"  # of client_learning_rate
     server: Schedule = "constant"  # of server_learning_rate
-    step_rounds: int = Field(30, ge=1)  # step: rounds until the next factor
+    step_rounds: Count = 30  # step: rounds until the next factor
     step_factor: float = Field(0.1, gt=0, le=1)  # step
 
     @property
@@ -138,23 +169,23 @@ class ScheduleSection(_Section):
 
 
 class OutputSection(_Section):
-    directory: Path | None = None
-    evaluate_every: int = Field(1, ge=1)  # rounds; the last one is always evaluated
-    checkpoint_every: int = Field(0, ge=0)  # rounds; 0: no checkpoints
+    directory: _Path | None = None
+    evaluate_every: Count = 1  # rounds; the last one is always evaluated
+    checkpoint_every: int = Field(0, ge=0, le=10**9)  # rounds; 0: no checkpoints
 
 
 class TransportSection(_Section):
     """What decides how messages travel between processes, and nothing of the result."""
 
     max_message_mb: int = Field(512, ge=1, le=2047)  # MiB; gRPC itself ends below 2 GiB
-    keep_alive_seconds: float = Field(30, ge=2)  # a silent connection counts as dead after this
+    keep_alive_seconds: float = Field(30, ge=2, le=86400)  # a silent connection is dead after this
 
 
 class RunConfig(_Section):
     """Everything that decides a run's result, and where it is written.
 
-    Raises ConfigError with all problems at once; hyperparameters of the rule are checked when the
-    run is put together, as only the rule knows them.
+    Raises ConfigError with all problems at once, those of the rules' hyperparameters among them;
+    a rule of one's own is checked when the run is put together.
     """
 
     algorithm: AlgorithmSection = AlgorithmSection()
@@ -168,12 +199,22 @@ class RunConfig(_Section):
     transport: TransportSection = TransportSection()
 
     _folder: Path | None = PrivateAttr(None)
+    # given by `algorithms`, whose room is above this one: what is wrong with [algorithm], [rules]
+    rule_problems: ClassVar[_RuleCheck] = lambda algorithm, rules: []
 
     def __init__(self, /, **sections: Any) -> None:
+        problems: list[str] = []
         try:
             super().__init__(**sections)
         except ValidationError as error:
-            raise ConfigError(validation_problems(error, type(self))) from None
+            problems += validation_problems(error, type(self))
+        algorithm, rules = sections.get("algorithm", {}), sections.get("rules", {})
+        if isinstance(algorithm, AlgorithmSection):
+            algorithm = algorithm.model_dump()
+        if isinstance(algorithm, Mapping) and isinstance(rules, Mapping):
+            problems += type(self).rule_problems(algorithm, rules)
+        if problems:
+            raise ConfigError(problems)
 
     @property
     def import_folders(self) -> tuple[Path, ...]:
@@ -199,7 +240,14 @@ class RunConfig(_Section):
         """Return a RunConfig from one, from a mapping of sections or from a TOML file's path."""
         if isinstance(config, RunConfig):
             return config
-        return cls(**config) if isinstance(config, Mapping) else cls.from_file(config)
+        if isinstance(config, (str, Path)):
+            return cls.from_file(config)
+        if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
+            raise ConfigError(
+                f"config: got {config!r}; must be a RunConfig, a mapping with the sections' names "
+                "as keys, or the path of a TOML file"
+            )
+        return cls(**config)
 
     def updated(self, settings: Iterable[str]) -> Self:
         """Return a copy with `section.key=VALUE` settings applied."""
@@ -220,37 +268,14 @@ class RunConfig(_Section):
         return self.model_dump(mode="json", exclude_none=True)
 
 
-def validation_problems(error: ValidationError, root: type[BaseModel], at: str = "") -> list[str]:
-    """Turn pydantic's errors into lines of field, value, what is allowed."""
-    lines = []
-    for item in error.errors():
-        field = ".".join([at, *map(str, item["loc"])]).strip(".")
-        if item["type"] == "extra_forbidden":
-            known = _fields_at(root, item["loc"][:-1])
-            lines.append(unknown_name(field, str(item["loc"][-1]), known))
-        elif item["type"] == "value_error":
-            lines.append(str(item["ctx"]["error"]))
-        else:
-            message = item["msg"].removeprefix("Input ").removeprefix("Value ")
-            lines.append(f"{field}: got {item['input']!r}; {message}")
-    return lines
-
-
-def _fields_at(root: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    for part in loc:
-        annotation = root.model_fields[str(part)].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        root = annotation
-    return list(root.model_fields)
-
-
 def _read_toml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ConfigError(f"config file: {str(path)!r} is not a file; check the path")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (FileNotFoundError, IsADirectoryError):
+        raise ConfigError(f"config file: {str(path)!r} is not a file; check the path") from None
+    except OSError as error:
+        raise ConfigError(f"config file: {str(path)!r} cannot be read: {error}") from None
+    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
         raise ConfigError(
             f"config file: {str(path)!r} is not TOML: {error}; mend that line"
         ) from None
@@ -266,6 +291,9 @@ def _apply_setting(data: dict[str, Any], setting: str) -> None:
         if not isinstance(data, dict):
             raise ConfigError(f"--set {setting!r}: {part!r} is a value, not a section")
     try:
-        data[parts[-1]] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        data[parts[-1]] = text.strip()
+        value = tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        value = text.strip()
+    is_date = isinstance(value, (date, time))  # no key takes one
+    is_number = isinstance(value, (int, float)) and tuple(parts) in _PATHS  # runs/2024 as 2024
+    data[parts[-1]] = text.strip() if is_date or is_number else value

@@ -10,8 +10,13 @@ FedoptError                what all of them are; `exit_code` is what the CLI end
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
 
 
 class FedoptError(Exception):
@@ -60,3 +65,62 @@ def unknown_name(field: str, seen: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(seen, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
     return f"{field}: unknown {seen!r}{hint} Known: {', '.join(names)}"
+
+
+@contextlib.contextmanager
+def collected(errors: list[FedoptError]) -> Iterator[None]:
+    """Add a ConfigError or DataError to `errors` instead of raising it."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        errors.append(error)
+
+
+def raise_together(errors: Sequence[FedoptError]) -> None:
+    """Raise what was collected: one error as it is, several as a ConfigError with all lines."""
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ConfigError([line for error in errors for line in str(error).splitlines()])
+
+
+def require_options(field: str, owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ConfigError for the options that `owner` does not have."""
+    names = list(known)
+    unknown = [key for key in given if key not in names]
+    if unknown and not names:
+        raise ConfigError(f"{field}: got {unknown}; {owner!r} has no options; remove them")
+    if unknown:
+        raise ConfigError([unknown_name(f"{field} of {owner!r}", key, names) for key in unknown])
+
+
+def validation_problems(
+    error: ValidationError, root: type[BaseModel], place: Callable[[str], str] = lambda key: ""
+) -> list[str]:
+    """Turn pydantic's errors into lines of field, value, what is allowed.
+
+    `place` returns what comes before a first key in the field's full name.
+    """
+    lines = []
+    for item in error.errors():
+        loc = [str(part) for part in item["loc"]]
+        field = ".".join([place(loc[0] if loc else ""), *loc]).strip(".")
+        if item["type"] == "extra_forbidden":
+            known = _fields_at(root, item["loc"][:-1])
+            lines.append(unknown_name(field, str(item["loc"][-1]), known))
+        elif item["type"] == "value_error":
+            lines.append(str(item["ctx"]["error"]))
+        elif item["type"] in ("model_type", "dict_type"):
+            lines.append(f"{field}: got {item['input']!r}; must be a section, with keys and values")
+        else:
+            message = item["msg"].removeprefix("Input ").removeprefix("Value ")
+            lines.append(f"{field}: got {item['input']!r}; {message}")
+    return lines
+
+
+def _fields_at(root: Any, loc: tuple[int | str, ...]) -> list[str]:
+    for part in loc:
+        root = root.model_fields[str(part)].annotation
+        if not hasattr(root, "model_fields"):
+            return []
+    return list(root.model_fields)

@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 
-from .algorithm import Algorithm
-from .algorithms import ALGORITHMS, find_rule
-from .config import RunConfig, validation_problems
-from .data import FederatedData, load_federated_data
+from .algorithm import ClientId
+from .algorithms import make_rule
+from .config import RunConfig
+from .data import ClientData, FederatedData, load_federated_data
 from .data.federated import require_examples
-from .errors import ConfigError, unknown_name
+from .errors import ConfigError, FedoptError, RunError, collected, raise_together
 from .flower import ModelPool
 from .flower.messages import Instruction
-from .imports import is_import_path
 from .models import make_model, seeded_module
 from .objectives import (
     Evaluation,
     Loss,
     Metric,
-    draws_random_numbers,
     evaluate,
     named_loss,
     named_metric,
 )
+from .trial import try_evaluation, try_training
 from .vectors import FlatModel
-
-
-def make_rule(config: RunConfig) -> Algorithm:
-    """Return the configured rule; ConfigError names every hyperparameter that is wrong."""
-    section = config.algorithm
-    kind = find_rule(section.name, config.import_folders)
-    for name in config.rules:
-        if not is_import_path(name) and name not in ALGORITHMS:
-            raise ConfigError(unknown_name("rules", name, ALGORITHMS))
-    try:
-        return kind(**{**config.rules.get(section.name, {}), **section.hyperparameters})
-    except ValidationError as error:
-        raise ConfigError(validation_problems(error, kind, at="algorithm")) from None
 
 
 def pick_device(name: str) -> torch.device:
@@ -68,24 +54,32 @@ class Experiment:
         loss: Loss | None = None,
         metric: Metric | None = None,
     ) -> None:
-        self.config, self.rule = config, make_rule(config)
-        self.device = pick_device(config.training.device)
-        folders = config.import_folders
-        self.loss = loss or named_loss(config.model.loss, folders)
+        _require_functions(model=model, loss=loss, metric=metric)
+        self.config, folders = config, config.import_folders
+        errors: list[FedoptError] = []  # of all parts, to be reported together
+        with collected(errors):
+            self.rule = make_rule(config)
+        with collected(errors):
+            self.device = pick_device(config.training.device)
+        with collected(errors):
+            self.loss = loss or named_loss(config.model.loss, folders)
+        with collected(errors):
+            self.metric = metric or named_metric(config.model.metric, folders)
+        with collected(errors):
+            self._loaded = data or load_federated_data(config)
+            require_examples(dict(enumerate(self._loaded.clients)))
+        raise_together(errors)
         self.metric_name = "custom" if metric else config.model.metric
-        self.metric = metric or named_metric(config.model.metric, folders)
-        loaded = data or load_federated_data(config)
-        require_examples(dict(enumerate(loaded.clients)))
         self.given: list[str] = []  # what came as Python objects instead of from the configuration
         self._factory = model
         self._modules: list[nn.Module] = []  # that were made here
-        self._loaded = loaded
-        self.model = self.make_model()  # the server's, and the first check of the user's module
-        self.data = loaded.on_device(self.device)
-        self.stochastic = False  # of no consequence where no client trains
-        if self.data.clients:
-            largest = max(self.data.clients, key=lambda client: client.num_examples)
-            self.stochastic = draws_random_numbers(self.model, largest)
+        self.model = self.make_model()  # the server's
+        self.data = self._loaded.on_device(self.device)
+        clients: dict[ClientId, ClientData] = dict(enumerate(self.data.clients))
+        batch_size = config.training.batch_size
+        self.stochastic = try_training(self.model, self.loss, clients, batch_size)
+        if self.data.test is not None:
+            try_evaluation(self.model, self.loss, self.metric, self.data.test)
 
     def make_model(self) -> FlatModel:
         """Return a new model at x⁰; the same for the server and every worker."""
@@ -115,7 +109,11 @@ class Experiment:
         if test is None:
             raise ConfigError("test_data: there is none to evaluate on")
         local = self.config.federation.buffers == "local" and model.has_buffers
-        loss, metric = evaluate(model, test, self.loss, self.metric, use_batch_statistics=local)
+        try:
+            loss, metric = evaluate(model, test, self.loss, self.metric, use_batch_statistics=local)
+        except (Exception, SystemExit) as error:  # of the user's module, loss, metric or data
+            text = f"{type(error).__name__}: {error}"
+            raise RunError(f"evaluation on the test data failed: {text}") from error
         return Evaluation(loss, metric, self.metric_name)
 
     def template(self) -> Instruction:
@@ -134,3 +132,16 @@ class Experiment:
             stochastic=self.stochastic,
             metric=self.metric,
         )
+
+
+def _require_functions(**given: Callable[..., Any] | None) -> None:
+    for name, function in given.items():
+        if function is None:
+            continue
+        if isinstance(function, nn.Module) and name == "model":
+            raise ConfigError(
+                f"model: got a module of type {type(function).__name__}; give a function that "
+                "makes a new one at every call, since workers train at the same time"
+            )
+        if not callable(function):
+            raise ConfigError(f"{name}: got {function!r}; must be a function")

@@ -244,25 +244,3 @@ def evaluate(
         model.write_buffers(saved)
     count = data.num_examples
     return loss_sum / count, (metric_sum / count if metric is not None else None)
-
-
-def draws_random_numbers(model: FlatModel, data: ClientData) -> bool:
-    """Whether a training pass of the model reads torch's global generator (dropout does).
-
-    Tried on up to two examples; parameters, buffers and the generator are left as they were.
-    """
-    saved = model.read_buffers()
-    rows = torch.arange(min(2, data.num_examples))
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
-        before = _generator_state(model.device)
-        model.module.train()
-        for inputs, _ in data.batches([rows], model.device):
-            model.module(inputs)
-        changed = not torch.equal(before, _generator_state(model.device))
-    model.write_buffers(saved)
-    return changed
-
-
-def _generator_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from .errors import ModelError
 
@@ -21,15 +21,17 @@ class FlatModel:
     `vector` and `gradient`, so writing to the vector changes the module and `backward()` fills the
     gradient. Frozen parameters stay outside. The module is moved to `device` and changed in place.
 
-    Raises ModelError, naming the parameter, when there is nothing to train, when a trainable
-    parameter is not float32 or has no shape yet, and when a buffer is complex.
+    Raises ModelError, naming the parameter or buffer, when there is nothing to train, when a
+    trainable parameter is not float32, when something has no shape or no memory yet or a dtype that
+    NumPy does not know, when a buffer is complex, and for state that is no tensor.
     """
 
     def __init__(self, module: nn.Module, device: str | torch.device = "cpu") -> None:
-        self.module = module.to(device)
-        self.device = torch.device(device)
         trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
         _require_trainable(trainable)
+        _require_arrays(module)
+        self.module = module.to(device)
+        self.device = torch.device(device)
         self.shapes = {name: tuple(p.shape) for name, p in trainable.items()}
         self.size = sum(p.numel() for p in trainable.values())
         self.vector = torch.empty(self.size, device=self.device)
@@ -44,12 +46,6 @@ class FlatModel:
             offset = end
         persistent = module.state_dict(keep_vars=True)
         self._buffer_names = [n for n, _ in module.named_buffers() if n in persistent]
-        for name, buffer in self._buffers().items():
-            if buffer.is_complex():
-                raise ModelError(
-                    f"model buffer {name!r}: dtype {buffer.dtype} cannot be aggregated; "
-                    "store it as two real buffers"
-                )
         self.initial_buffers = self.read_buffers()
 
     @property
@@ -148,13 +144,47 @@ def _require_trainable(trainable: dict[str, nn.Parameter]) -> None:
     if not trainable:
         raise ModelError("model: has no trainable parameter; at least one needs requires_grad=True")
     for name, parameter in trainable.items():
-        if isinstance(parameter, UninitializedParameter):
-            raise ModelError(
-                f"model parameter {name!r}: is lazy and has no shape yet; "
-                "run one batch through the model before it is handed over"
-            )
         if parameter.dtype != torch.float32:
             raise ModelError(
                 f"model parameter {name!r}: dtype {parameter.dtype}; trainable parameters must all "
                 "be torch.float32; call .float() on the model or freeze this parameter"
             )
+
+
+def _require_arrays(module: nn.Module) -> None:
+    """Refuse what cannot become a NumPy array, as messages and Flower's functions need it."""
+    buffers, state = dict(module.named_buffers()), module.state_dict(keep_vars=True)
+    for name, value in {**buffers, **state}.items():
+        if not isinstance(value, Tensor) or name.endswith("_extra_state"):
+            raise ModelError(
+                f"model state {name!r}: comes from get_extra_state(), which does not travel; keep "
+                "it in a buffer"
+            )
+        what = f"model {'buffer' if name in buffers else 'parameter'} {name!r}"
+        if isinstance(value, (UninitializedParameter, UninitializedBuffer)):
+            raise ModelError(
+                f"{what}: is lazy and has no shape yet; "
+                "run one batch through the model before it is handed over"
+            )
+        if value.is_meta or value.layout != torch.strided:
+            raise ModelError(
+                f"{what}: is on device {value.device} with layout {value.layout}; must be dense "
+                "and hold values; make the model on the CPU"
+            )
+        if name in state and not _numpy_knows(value.dtype):
+            raise ModelError(
+                f"{what}: dtype {value.dtype} has no NumPy equivalent; store it as torch.float32 "
+                "or torch.float16"
+            )
+        if name in buffers and value.is_complex():
+            raise ModelError(
+                f"{what}: dtype {value.dtype} cannot be aggregated; store it as two real buffers"
+            )
+
+
+def _numpy_knows(dtype: torch.dtype) -> bool:
+    try:
+        torch.empty(0, dtype=dtype).numpy()
+    except TypeError:
+        return False
+    return True

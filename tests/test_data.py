@@ -179,7 +179,7 @@ def test_synthetic_data_is_heterogeneous_by_its_two_parameters() -> None:
         return float(torch.stack(means).std())
 
     assert centres(25.0) > 2 * centres(0.0)
-    with pytest.raises(ConfigError, match=r"data\.options: 'synthetic' refused"):
+    with pytest.raises(ConfigError, match=r"data\.options of 'synthetic': unknown 'alpha'"):
         load_federated_data(RunConfig(data={"name": "synthetic", "options": {"alpha": 1}}))
 
 

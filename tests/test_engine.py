@@ -162,8 +162,8 @@ def test_a_run_given_python_objects_resumes_only_with_them(tmp_path: Path) -> No
         ConfigError, match=r"was given \['model', 'client_data'\].*this call nothing"
     ):
         resume(tmp_path / "run")
-    with pytest.raises(ConfigError, match="checkpoint's model has 15 parameters, this one 10"):
-        resume(tmp_path / "run", model=lambda: nn.Linear(4, 2), client_data=datasets)
+    with pytest.raises(ConfigError, match="checkpoint's model has 15 parameters, this one 20"):
+        resume(tmp_path / "run", model=lambda: nn.Linear(4, 4), client_data=datasets)
     resumed = resume(tmp_path / "run", model=linear_model, client_data=datasets).parameters
     np.testing.assert_array_equal(resumed, whole)
 

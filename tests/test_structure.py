@@ -29,6 +29,7 @@ ROOMS = {
     "schedules": 2,
     "conformance": 3,
     "objectives": 2,
+    "trial": 3,
     "models": 2,
     "data": 2,
     "metrics": 2,

@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..algorithms import ALGORITHMS
+from ..algorithms import ALGORITHMS, make_rule
 from ..config import RunConfig
 from ..data import load_federated_data
 from ..errors import ConfigError
-from ..experiment import Experiment, make_rule
+from ..experiment import Experiment
 from ..metrics import as_json, rounds_to_target
 from ..outputs import CURVES
 from ..plots import draw_curves

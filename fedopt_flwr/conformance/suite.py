@@ -11,8 +11,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from ..algorithm import Algorithm
-from ..config import validation_problems
-from ..errors import ConfigError
+from ..errors import ConfigError, validation_problems
 
 Kind = type[Algorithm]
 
@@ -63,7 +62,7 @@ def verify_rule(kind: Kind) -> list[Outcome]:
     try:
         kind()
     except ValidationError as error:
-        problems = validation_problems(error, kind, at=kind.name)
+        problems = validation_problems(error, kind, lambda key: kind.name)
         raise ConfigError(f"{problems}; give every hyperparameter a default") from None
     from .closed_forms import CLOSED_FORMS
     from .known_steps import KNOWN_STEPS

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from ..errors import DataError
 
 
 class ClientData(Protocol):
@@ -25,8 +27,14 @@ class ClientData(Protocol):
     def targets(self) -> np.ndarray:
         """Return the targets of all examples."""
 
+    def known_targets(self) -> np.ndarray | None:
+        """Return the targets of all examples if they are in memory."""
+
     def on_device(self, device: torch.device) -> ClientData:
         """Return this data with whatever fits in memory moved to `device`."""
+
+    def share(self, rows: Tensor) -> ClientData:
+        """Return a view of these rows (int64, on the CPU)."""
 
 
 class TensorData:
@@ -53,19 +61,24 @@ class TensorData:
         labels = self._labels.cpu()
         return (labels if self._rows is None else labels[self._rows]).numpy()
 
+    known_targets = targets
+
     def on_device(self, device: torch.device) -> TensorData:
         return TensorData(self._inputs.to(device), self._labels.to(device), self._rows)
 
     def share(self, rows: Tensor) -> TensorData:
-        """Return a client's view: the same tensors, only these rows."""
-        return TensorData(self._inputs, self._labels, rows)
+        own = rows if self._rows is None else self._rows[rows]
+        return TensorData(self._inputs, self._labels, own)
 
 
 class DatasetData:
-    """Any map-style data set of (input, target) pairs, read through a DataLoader."""
+    """Any map-style data set of (input, target) pairs, read through a DataLoader.
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self._dataset = dataset
+    What the data set raises, or an example that is no pair, is a DataError.
+    """
+
+    def __init__(self, dataset: Dataset[Any], targets: np.ndarray | None = None) -> None:
+        self._dataset, self._targets = dataset, targets
 
     @property
     def num_examples(self) -> int:
@@ -74,28 +87,87 @@ class DatasetData:
     def batches(
         self, positions: Sequence[Tensor], device: torch.device
     ) -> Iterator[tuple[Any, Any]]:
-        loader = DataLoader(self._dataset, batch_sampler=[p.tolist() for p in positions])
-        for inputs, targets in loader:
+        loader = iter(DataLoader(self._dataset, batch_sampler=[p.tolist() for p in positions]))
+        for chosen in positions:
+            try:
+                inputs, targets = _pair(next(loader))
+            except (Exception, SystemExit) as error:
+                raise self._unreadable(f"a batch with example {int(chosen[0])}", error) from error
             yield _to_device(inputs, device), _to_device(targets, device)
 
     def targets(self) -> np.ndarray:
-        return np.asarray([np.asarray(self._dataset[i][1]) for i in range(self.num_examples)])
+        if self._targets is None:
+            self._targets = _stacked([self._target(i) for i in range(self.num_examples)])
+        return self._targets
+
+    def known_targets(self) -> np.ndarray | None:
+        return self._targets
+
+    def _target(self, position: int) -> np.ndarray:
+        try:
+            return np.asarray(_pair(self._dataset[position])[1])
+        except (Exception, SystemExit) as error:
+            raise self._unreadable(f"example {position}", error) from error
+
+    def _unreadable(self, what: str, error: BaseException) -> DataError:
+        return DataError(
+            f"data set of type {type(self._dataset).__name__}: {what} cannot be read: "
+            f"{type(error).__name__}: {error}; each example must be a pair (input, target), of "
+            "tensors, arrays or numbers that stack into a batch"
+        )
 
     def on_device(self, device: torch.device) -> DatasetData:
         return self
 
+    def share(self, rows: Tensor) -> DatasetData:
+        return DatasetData(Subset(self._dataset, rows.tolist()), self.targets()[rows.numpy()])
+
 
 def as_client_data(dataset: Any) -> ClientData:
-    """Wrap a user's data set; TensorDataset (and a Subset of one) stays in memory."""
+    """Wrap a user's data set; TensorDataset (and a Subset of one) stays in memory.
+
+    Raises DataError for what is no map-style data set.
+    """
     if isinstance(dataset, (TensorData, DatasetData)):
         return dataset
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+    _require_map_style(dataset)
+    if _reads_as(dataset, TensorDataset) and len(dataset.tensors) == 2:
         return TensorData(*dataset.tensors)
-    if isinstance(dataset, Subset):
+    if _reads_as(dataset, Subset):
         inner = as_client_data(dataset.dataset)
-        if isinstance(inner, TensorData) and inner._rows is None:
+        if isinstance(inner, TensorData):
             return inner.share(torch.as_tensor(dataset.indices, dtype=torch.int64))
     return DatasetData(dataset)
+
+
+def _reads_as(dataset: Any, kind: Any) -> bool:
+    """Whether it reads examples as `kind` does, and not, say, with a transform of its own."""
+    return isinstance(dataset, kind) and type(dataset).__getitem__ is kind.__getitem__
+
+
+def _require_map_style(dataset: Any) -> None:
+    no_map = isinstance(dataset, (IterableDataset, tuple, str, bytes))
+    if no_map or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise DataError(
+            f"data set: got an object of type {type(dataset).__name__}; must be a map-style data "
+            "set, with len() and dataset[i] = (input, target); make one of two arrays with "
+            "torch.utils.data.TensorDataset(torch.as_tensor(x), torch.as_tensor(y))"
+        )
+
+
+def _pair(item: Any) -> tuple[Any, Any]:
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise TypeError(f"got {type(item).__name__} instead of a pair")
+    return item[0], item[1]
+
+
+def _stacked(values: list[np.ndarray]) -> np.ndarray:
+    """One array; of objects where shapes differ, so that it is no array of class indices."""
+    if len({value.shape for value in values}) < 2:
+        return np.asarray(values)
+    stacked = np.empty(len(values), dtype=object)
+    stacked[:] = values
+    return stacked
 
 
 def _to_device(value: Any, device: torch.device) -> Any:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Subset
 
 from ..algorithm import ClientId
 from ..config import RunConfig
-from ..errors import ConfigError, DataError, unknown_name
+from ..errors import ConfigError, DataError, require_options, unknown_name
 from ..imports import is_import_path, load_attribute
 from ..seeding import derive
 from .client_data import ClientData, TensorData, as_client_data
 from .partitions import Rows, partition
 from .sources import SOURCES, Source
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,9 @@ def load_federated_data(config: RunConfig) -> FederatedData:
         train, test = _call_loader(config)
         if isinstance(train, (list, tuple)):
             return from_datasets(train, test, config)
-        clients = _divided(train, None, config)
+        clients = _divided(as_client_data(train), None, config)
         require_examples(dict(enumerate(clients)))
-        return _describe(clients, None if test is None else as_client_data(test))
+        return _describe(clients, _test_data(test))
     source = _load_source(config)
     train, test = _part(source.train, "train", config), _part(source.test, "test", config)
     clients = _divided(train, source.train_clients, config)
@@ -67,7 +69,7 @@ def load_test_data(config: RunConfig) -> FederatedData:
     """Load what a server has: the test data, if there is any, and no client."""
     if is_import_path(config.data.name):
         _, test = _call_loader(config)
-        return _describe([], None if test is None else as_client_data(test))
+        return _describe([], _test_data(test))
     source = _load_source(config)
     test = None if source.test is None else TensorData(*source.test)
     return FederatedData([], test, source.input_shape, source.num_classes)
@@ -88,7 +90,7 @@ def load_client_data(
     elif config.data.partition.kind == "whole":
         return _whole(as_client_data(train), client_ids)
     else:
-        clients = _divided(train, owners, config)
+        clients = _divided(as_client_data(train), owners, config)
     for client_id in client_ids:
         if not isinstance(client_id, int):
             raise ConfigError(
@@ -120,17 +122,31 @@ def from_datasets(
     client_data: Sequence[Any] | None, test_data: Any | None, config: RunConfig
 ) -> FederatedData:
     """Wrap the user's own data sets, one a client; the test set may be missing."""
+    test = _test_data(test_data)
     if client_data is None:
-        return replace(load_federated_data(config), test=as_client_data(test_data))
+        return replace(load_federated_data(config), test=test)
+    if not isinstance(client_data, Sequence):
+        raise ConfigError(
+            f"client_data: got an object of type {type(client_data).__name__}; must be a list with "
+            "one map-style data set a client"
+        )
     clients = [as_client_data(dataset) for dataset in client_data]
     if len(clients) != config.federation.num_clients:
         raise ConfigError(
             f"federation.num_clients: got {config.federation.num_clients}; client_data holds "
             f"{len(clients)} data sets; make the two equal"
         )
-    test = None if test_data is None else as_client_data(test_data)
     require_examples(dict(enumerate(clients)))
     return _describe(clients, test)
+
+
+def _test_data(dataset: Any | None) -> ClientData | None:
+    if dataset is None:
+        return None
+    data = as_client_data(dataset)
+    if data.num_examples == 0:
+        raise DataError("test data: has no example; give some, or None for a run without a test")
+    return data
 
 
 def require_examples(clients: Mapping[ClientId, ClientData]) -> None:
@@ -147,12 +163,13 @@ def _load_source(config: RunConfig) -> Source:
     name = config.data.name
     if name not in SOURCES:
         raise ConfigError(unknown_name("data.name", name, [*SOURCES, "module:attribute"]))
+    source, options = SOURCES[name], config.data.options
+    known = [key for key in signature(source).parameters if key != "config"]
+    require_options("data.options", name, options, known)
     try:
-        return SOURCES[name](config)
-    except TypeError as error:
-        raise ConfigError(
-            f"data.options: {name!r} refused {config.data.options}: {error}"
-        ) from None
+        return source(config, **options)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"data.options: {name!r} refused {options}: {error}") from None
 
 
 def _call_loader(config: RunConfig) -> tuple[Any, Any]:
@@ -164,7 +181,7 @@ def _call_loader(config: RunConfig) -> tuple[Any, Any]:
             seed=derive(federation.seed, "data"),
             **config.data.options,
         )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"data.name: {name!r} failed: {type(error).__name__}: {error}; it is called with "
             "num_clients, seed and data.options and must return (train, test): train is one data "
@@ -182,35 +199,44 @@ def _part(part: tuple[Tensor, Tensor] | None, name: str, config: RunConfig) -> T
     return TensorData(*part)
 
 
-def _divided(train: Any, owners: np.ndarray | None, config: RunConfig) -> list[ClientData]:
+def _divided(train: ClientData, owners: np.ndarray | None, config: RunConfig) -> list[ClientData]:
     if config.data.partition.kind == "whole":
         raise ConfigError(
             "data.partition.kind: got 'whole'; that is for `fedopt client`, whose data all belongs "
             "to it; here the data must be divided among clients"
         )
     rows: list[Rows] = partition(
-        as_client_data(train).targets(),
+        train.targets(),
         config.federation.num_clients,
         config.data.partition,
         seed=derive(config.federation.seed, "partition"),
         natural=owners,
     )
-    return [as_client_data(Subset(train, r.tolist())) for r in rows]
+    return [train.share(torch.as_tensor(r)) for r in rows]
 
 
 def _describe(clients: Sequence[ClientData], test: ClientData | None) -> FederatedData:
-    first = torch.zeros(1, dtype=torch.int64)
-    example = clients[0] if clients else test
-    if example is None:
-        return FederatedData([], None, (), 0)
-    inputs, targets = next(iter(example.batches([first], torch.device("cpu"))))
-    shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
-    num_classes = 0
-    if isinstance(targets, Tensor) and not targets.is_floating_point() and targets.ndim == 1:
-        num_classes = 1 + max(
-            int(part.targets().max()) for part in [*clients, *([test] if test else [])]
-        )
-    return FederatedData(list(clients), test, shape, num_classes)
+    """Find shape and classes in the parts that can be read; the others' clients will fail alone."""
+    parts = [*clients, *([test] if test else [])]
+    shape: tuple[int, ...] | None = None
+    largest, unreadable = -1, []
+    for part in parts:
+        try:
+            inputs, targets = next(part.batches([torch.zeros(1, dtype=torch.int64)], _CPU))
+            if shape is None:
+                shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
+            if (
+                isinstance(targets, Tensor)
+                and targets.ndim == 1
+                and not targets.is_floating_point()
+            ):
+                labels = part.targets()
+                largest = max(largest, int(labels.max()) if labels.dtype.kind in "iub" else -1)
+        except DataError as error:
+            unreadable.append(error)
+    if unreadable and len(unreadable) == len(parts):
+        raise unreadable[0]
+    return FederatedData(list(clients), test, shape or (), 1 + largest)
 
 
 def _moved(client: ClientData, device: torch.device, moved: dict[int, TensorData]) -> ClientData:

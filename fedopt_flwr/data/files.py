@@ -11,8 +11,12 @@ import shutil
 import tarfile
 import tempfile
 import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..errors import DataError
 
@@ -44,23 +48,55 @@ def torchvision_dataset(class_name: str, root: Path, train: bool, **arguments: A
     """
     import torchvision.datasets
 
-    make = getattr(torchvision.datasets, class_name)
+    kind: Callable[..., Any] = getattr(torchvision.datasets, class_name)
+    make = partial(kind, train=train, **arguments)
     cache = cache_root()
-    with contextlib.suppress(RuntimeError):  # "Dataset not found"
-        return make(str(root), train=train, download=False, **arguments)
-    for place in (_unpacked(class_name, root, cache), cache):
-        with contextlib.suppress(RuntimeError):
-            return make(str(place), train=train, download=False, **arguments)
+    for place in _places(class_name, root, cache):
+        dataset = _read(make, class_name, place)
+        if dataset is not None:
+            return dataset
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            return make(str(cache), train=train, download=True, **arguments)
+            make(str(cache), download=True)
     except (OSError, RuntimeError) as error:  # URLError is an OSError
-        part = "training" if train else "test"
+        part = f"{'training' if train else 'test'} files of {class_name}"
+        split = f" (split {arguments['split']!r})" if arguments else ""
         raise DataError(
-            f"data.name: the {part} files of {class_name} {arguments or ''} are neither in "
-            f"{str(root)!r} nor in {str(cache)!r}, and the download failed ({error}); put "
+            f"data.name: the {part}{split} are not, or not whole, in {str(root)!r} and "
+            f"{str(cache)!r}, and the download failed ({error}); put "
             f"{_expected_files(class_name)} into one of the two, or set data.path or $FEDOPT_DATA"
         ) from error
+    return _read(make, class_name, cache)
+
+
+def _places(class_name: str, root: Path, cache: Path) -> Iterator[Path]:
+    yield root
+    yield _unpacked(class_name, root, cache)  # only where the root holds nothing to read
+    yield cache
+
+
+def _read(make: Callable[..., Any], class_name: str, place: Path) -> Any | None:
+    """Return the data set in this folder, or None where its files are not, or not whole."""
+    try:
+        dataset = make(str(place), download=False)
+    except Exception as error:
+        if "not found" in str(error):
+            return None
+        raise _broken(class_name, place, f"{type(error).__name__}: {error}") from error
+    labels, classes = np.asarray(dataset.targets), len(dataset.classes)
+    fits = len(labels) == len(dataset.data) > 0
+    if not fits or not 0 <= labels.min() <= labels.max() < classes:
+        span = f" from {labels.min()} to {labels.max()}" if len(labels) else ""
+        found = f"{len(dataset.data)} images and {len(labels)} labels{span}"
+        raise _broken(class_name, place, f"{found}; there are {classes} classes")
+    return dataset
+
+
+def _broken(class_name: str, place: Path, why: str) -> DataError:
+    return DataError(
+        f"data files: those of {class_name} in {str(place)!r} cannot be used: {why}; replace or "
+        "remove them"
+    )
 
 
 def _expected_files(class_name: str) -> str:
@@ -87,27 +123,42 @@ def _unpacked(class_name: str, root: Path, cache: Path) -> Path:
 
 def _extract(source: Path, folder: Path) -> None:
     """Extract an archive as `_gunzip` unpacks: whole or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
-    try:
-        with tarfile.open(source) as archive:
-            archive.extractall(unfinished, filter="data")
-        with contextlib.suppress(FileExistsError):  # a second process was faster
-            unfinished.rename(folder)
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise DataError(f"data file: {str(source)!r} cannot be unpacked: {error}") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with _unpacking(source, folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
+        try:
+            with tarfile.open(source) as archive:
+                archive.extractall(unfinished, filter="data")
+            with contextlib.suppress(FileExistsError):  # a second process was faster
+                unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _gunzip(source: Path, target: Path) -> None:
     """Unpack so that a reader, or a second process doing the same, never sees half a file."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(dir=target.parent)
+    with _unpacking(source, target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, unfinished = tempfile.mkstemp(dir=target.parent)
+        try:
+            with gzip.open(source) as packed, os.fdopen(handle, "wb") as plain:
+                shutil.copyfileobj(packed, plain)
+            os.replace(unfinished, target)
+        except BaseException:
+            os.unlink(unfinished)
+            raise
+
+
+@contextlib.contextmanager
+def _unpacking(source: Path, folder: Path) -> Iterator[None]:
     try:
-        with gzip.open(source) as packed, os.fdopen(handle, "wb") as plain:
-            shutil.copyfileobj(packed, plain)
-        os.replace(unfinished, target)
-    except (OSError, EOFError, zlib.error) as error:
-        os.unlink(unfinished)
-        raise DataError(f"data file: {str(source)!r} cannot be unpacked: {error}") from error
+        yield
+    except (gzip.BadGzipFile, EOFError, tarfile.TarError, zlib.error) as error:
+        raise DataError(
+            f"data file: {str(source)!r} cannot be unpacked: {error}; replace it"
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"data file: {str(source)!r} cannot be unpacked into the cache {str(folder)!r}: "
+            f"{error}; make room there, or set XDG_CACHE_HOME to a folder that can be written"
+        ) from error

@@ -15,17 +15,19 @@ import torch
 from torch import Tensor
 
 from ..config import RunConfig
-from ..errors import DataError
+from ..errors import ConfigError, DataError, unknown_name
 from ..seeding import derive
 from .files import configured_root, torchvision_dataset
+
+Part = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Source:
     """(inputs, targets) of both parts: float32, images as [n, channels, h, w], and int64 [n]."""
 
-    train: tuple[Tensor, Tensor] | None  # None where this machine has only the other part
-    test: tuple[Tensor, Tensor] | None
+    train: Part | None  # None where this machine has only the other part
+    test: Part | None
     num_classes: int
     train_clients: np.ndarray | None = None  # owner of each training row
 
@@ -39,7 +41,6 @@ def _digits(config: RunConfig) -> Source:
     """scikit-learn's 1,797 digits of 8x8 pixels in [0, 1]; a fifth of each class for the test."""
     from sklearn.datasets import load_digits
 
-    _no_options(config)
     images, labels = load_digits(return_X_y=True)
     inputs = torch.from_numpy(images.astype(np.float32) / 16).view(-1, 1, 8, 8)
     targets = torch.from_numpy(labels.astype(np.int64))
@@ -58,33 +59,38 @@ _IMAGE_SETS: dict[str, tuple[str, tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ("CIFAR10", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": ("CIFAR100", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 }
+_EMNIST_SPLITS = ("byclass", "bymerge", "balanced", "letters", "digits", "mnist")
+_LARGEST_SPREAD = 1e6
 
 
-def _torchvision_images(config: RunConfig) -> Source:
-    """One of torchvision's image sets, standardised with the usual means and deviations.
+def _images(config: RunConfig) -> Source:
+    """One of torchvision's image sets, standardised with the usual means and deviations."""
+    train, test = _image_parts(config)
+    return Source(train, test, 1 + int(train[1].max()))
 
-    `emnist` has one option, `split` (default "balanced"); its images are turned upright.
-    """
-    name = config.data.name
-    class_name, mean, deviation = _IMAGE_SETS[name]
-    options = dict(config.data.options)
-    arguments = {"split": options.pop("split", "balanced")} if name == "emnist" else {}
-    if options:
-        raise TypeError(f"unknown {sorted(options)}")
+
+def _emnist(config: RunConfig, split: str = "balanced") -> Source:
+    """As the other image sets, turned upright; `letters` counts its classes from 0, not from 1."""
+    if split not in _EMNIST_SPLITS:
+        raise ConfigError(unknown_name("data.options.split", str(split), _EMNIST_SPLITS))
+    first = 1 if split == "letters" else 0
+    train, test = (
+        (inputs.transpose(-1, -2), targets - first)
+        for inputs, targets in _image_parts(config, split=split)
+    )
+    return Source(train, test, 1 + int(train[1].max()))
+
+
+def _image_parts(config: RunConfig, **arguments: str) -> tuple[Part, Part]:
+    class_name, mean, deviation = _IMAGE_SETS[config.data.name]
     root = configured_root(config.data.path)
-    parts: list[Tensor] = []
-    for train in (True, False):
+
+    def part(train: bool) -> Part:
         dataset = torchvision_dataset(class_name, root, train=train, **arguments)
-        pixels = torch.as_tensor(dataset.data)
-        if name == "emnist":
-            pixels = pixels.transpose(-1, -2)
-        parts.append(_standardised(pixels, mean, deviation))
-        parts.append(torch.as_tensor(dataset.targets, dtype=torch.int64))
-    if name == "emnist" and arguments["split"] == "letters":
-        parts[1], parts[3] = parts[1] - 1, parts[3] - 1  # this split counts from 1
-    train_inputs, train_targets, test_inputs, test_targets = parts
-    num_classes = 1 + int(train_targets.max())
-    return Source((train_inputs, train_targets), (test_inputs, test_targets), num_classes)
+        inputs = _standardised(torch.as_tensor(dataset.data), mean, deviation)
+        return inputs, torch.as_tensor(dataset.targets, dtype=torch.int64)
+
+    return part(True), part(False)
 
 
 def _synthetic(config: RunConfig, model_spread: float = 1.0, data_spread: float = 1.0) -> Source:
@@ -95,10 +101,10 @@ def _synthetic(config: RunConfig, model_spread: float = 1.0, data_spread: float 
     u_k ~ N(0, α). `model_spread` is α and `data_spread` is β, both variances, both >= 0. A tenth of
     each client's examples is for the test.
     """
-    if min(model_spread, data_spread) < 0:
+    if not (0 <= model_spread <= _LARGEST_SPREAD and 0 <= data_spread <= _LARGEST_SPREAD):
         raise DataError(
             f"data.options: got model_spread {model_spread}, data_spread {data_spread}; both are "
-            "variances and must be at least 0"
+            f"variances and must be from 0 to {_LARGEST_SPREAD:g}"
         )
     dimension, classes = 60, 10
     rng = np.random.default_rng(derive(config.federation.seed, "synthetic"))
@@ -154,17 +160,13 @@ def _npz(config: RunConfig, num_classes: int = 0) -> Source:
     return Source(parts.get("train"), parts.get("test"), num_classes or 1 + largest, owners)
 
 
-SOURCES: dict[str, Callable[[RunConfig], Source]] = {
+SOURCES: dict[str, Callable[..., Source]] = {  # called with a RunConfig and data.options
     "digits": _digits,
-    **dict.fromkeys(_IMAGE_SETS, _torchvision_images),
-    "synthetic": lambda config: _synthetic(config, **config.data.options),
-    "npz": lambda config: _npz(config, **config.data.options),
+    **dict.fromkeys(_IMAGE_SETS, _images),
+    "emnist": _emnist,
+    "synthetic": _synthetic,
+    "npz": _npz,
 }
-
-
-def _no_options(config: RunConfig) -> None:
-    if config.data.options:
-        raise TypeError("it takes no options")
 
 
 def _standardised(pixels: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:

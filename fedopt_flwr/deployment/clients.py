@@ -25,7 +25,8 @@ from ..flower import ClientStates, DiskStates, FederatedClient, ModelPool
 from ..flower.messages import Instruction, Scalar
 from ..imports import is_import_path
 from ..models import make_model
-from ..objectives import draws_random_numbers, named_loss
+from ..objectives import named_loss
+from ..trial import try_training
 from ..vectors import FlatModel
 
 _GRACE_SECONDS = 5.0
@@ -85,13 +86,13 @@ class ClientHost:
             seed=told.seed,
             folders=folders,
         )
-        model = FlatModel(module, self._device)
+        model, loss = FlatModel(module, self._device), named_loss(told.loss, folders)
         return ModelPool(
             [model],
-            named_loss(told.loss, folders),
+            loss,
             model_name=told.model,
             loss_name=told.loss,
-            stochastic=draws_random_numbers(model, next(iter(self._data.values()))),
+            stochastic=try_training(model, loss, self._data, told.batch_size),
         )
 
 

@@ -13,8 +13,9 @@ from torch.nn import functional
 
 from ..algorithm import ClientId
 from ..data import as_client_data
-from ..errors import ConfigError, MessageError
-from ..objectives import Loss, Metric, draws_random_numbers
+from ..errors import ConfigError, FedoptError, MessageError
+from ..objectives import Loss, Metric
+from ..trial import try_training
 from ..vectors import FlatModel
 from .client import FederatedClient, ModelPool
 from .messages import Instruction, Scalar
@@ -45,21 +46,23 @@ class AppClient(FederatedClient):
     ) -> None:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         data = as_client_data(dataset).on_device(place)
-        flat = FlatModel(model, place)
+        identity, flat = _identity(client_id, context), FlatModel(model, place)
+        self._unusable, stochastic = "", False
+        try:
+            stochastic = try_training(flat, loss, {identity: data})
+        except FedoptError as error:
+            self._unusable = str(error)  # for the server to hear
         pool = ModelPool(
-            [flat],
-            loss,
-            model_name="",
-            loss_name="",
-            stochastic=draws_random_numbers(flat, data),
-            metric=metric,
+            [flat], loss, model_name="", loss_name="", stochastic=stochastic, metric=metric
         )
         self._context, self._state_dir = context, state_dir
-        super().__init__(_identity(client_id, context), data, pool, MemoryStates())
+        super().__init__(identity, data, pool, MemoryStates())
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]
     ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
+        if self._unusable:
+            return [], 0, {"error": self._unusable}
         try:
             told = Instruction.from_config(config)
         except MessageError as error:
@@ -78,7 +81,7 @@ def _identity(client_id: ClientId | None, context: Context | None) -> ClientId:
     node: dict[str, Any] = {} if context is None else dict(context.node_config)
     for named in (client_id, node.get("client-id"), node.get("partition-id")):
         if named is not None:
-            return int(named) if isinstance(named, str) and named.isdigit() else named
+            return int(named) if isinstance(named, str) and named.isdecimal() else named
     raise ConfigError(
         "client_id: none given, and the node config has neither client-id nor partition-id; pass "
         "client_id or a context that has one"

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from ..algorithm import Algorithm
-from ..config import FederationSection, RunConfig, TrainingSection, validation_problems
-from ..errors import ConfigError
+from ..config import FederationSection, RunConfig, TrainingSection
+from ..errors import ConfigError, validation_problems
 from ..metrics import RoundRecord
 from ..vectors import FlatModel
 from .messages import Instruction, Scalar, to_arrays
@@ -66,7 +66,7 @@ def make_rule(kind: type[Algorithm], hyperparameters: dict[str, Any]) -> Algorit
     try:
         return kind(**hyperparameters)
     except ValidationError as error:
-        raise ConfigError(validation_problems(error, kind, at=kind.name)) from None
+        raise ConfigError(validation_problems(error, kind, lambda key: kind.name)) from None
 
 
 class AppStrategy(FederatedStrategy):

@@ -83,7 +83,7 @@ class FederatedClient(NumPyClient):
                 torch.set_num_threads(instruction.threads)  # OpenMP keeps it per thread
                 upload, loss, steps = self._follow(instruction, parameters, model)
                 arrays = [tensor.detach().cpu().numpy() for tensor in upload.values()]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return [], 0, {"error": f"{type(error).__name__}: {error}"}
         report: dict[str, Scalar] = {
             "arrays": ",".join(upload),

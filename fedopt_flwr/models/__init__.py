@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import ConfigError, unknown_name
+from ..errors import ConfigError, require_options, unknown_name
 from ..imports import is_import_path, load_attribute
 from ..seeding import derive
 from .networks import cnn, logistic, mlp, resnet18
@@ -42,26 +44,29 @@ def make_model(
     else:
         if name not in MODELS:
             raise ConfigError(unknown_name("model.name", name, MODELS))
-        factory = MODELS[name]
-        arguments = {"input_shape": input_shape, "num_classes": num_classes, **options}
-    return seeded_module(lambda: _call(factory, name, arguments), seed)
+        factory, shape = MODELS[name], {"input_shape": input_shape, "num_classes": num_classes}
+        known = [key for key in signature(factory).parameters if key not in shape]
+        require_options("model.options", name, options, known)
+        arguments = {**shape, **options}
+    what = f"model.options: {name!r} refused {arguments}"
+    return seeded_module(partial(factory, **arguments), seed, what)
 
 
-def seeded_module(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Call a factory with torch's global generator seeded for it, and restored afterwards."""
+def seeded_module(
+    factory: Callable[[], nn.Module], seed: int, what: str = "model: the function failed"
+) -> nn.Module:
+    """Call a factory with torch's global generator seeded for it, and restored afterwards.
+
+    Raises ConfigError, which begins with `what`, if it raises or returns no module.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "model"))
-        module = factory()
+        try:
+            module = factory()
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"{what}: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise ConfigError(
             f"model: the factory returned a {type(module).__name__}; it must return an nn.Module"
         )
     return module
-
-
-def _call(factory: Callable[..., nn.Module], name: str, arguments: dict[str, Any]) -> nn.Module:
-    try:
-        return factory(**arguments)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"model.options: {name!r} refused {arguments}: {text}") from error
