@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from datetime import date, time
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -20,10 +18,10 @@ from pydantic import (
 )
 
 from .errors import ConfigError, validation_problems
+from .settings import apply_setting, read_toml
 
 MAX_SEED = 2**63 - 1
 _RuleCheck = Callable[[Mapping[str, Any], Mapping[str, Any]], list[str]]
-_PATHS = {("data", "path"), ("output", "directory")}
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Seconds = Annotated[float, Field(gt=0, le=10**7)]  # gRPC and locks overflow on much longer waits
 Rate = Annotated[float, Field(ge=0)]
@@ -32,7 +30,13 @@ _Path = Annotated[Path, Field(strict=False)]  # from text
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        strict=True,
+        ser_json_inf_nan="constants",  # options of one's own code may hold them
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -209,10 +213,8 @@ class RunConfig(_Section):
         except ValidationError as error:
             problems += validation_problems(error, type(self))
         algorithm, rules = sections.get("algorithm", {}), sections.get("rules", {})
-        if isinstance(algorithm, AlgorithmSection):
-            algorithm = algorithm.model_dump()
-        if isinstance(algorithm, Mapping) and isinstance(rules, Mapping):
-            problems += type(self).rule_problems(algorithm, rules)
+        if isinstance(algorithm, (Mapping, AlgorithmSection)) and isinstance(rules, Mapping):
+            problems += type(self).rule_problems(dict(algorithm), rules)
         if problems:
             raise ConfigError(problems)
 
@@ -230,9 +232,9 @@ class RunConfig(_Section):
     @classmethod
     def from_file(cls, path: Path | str | None, settings: Iterable[str] = ()) -> Self:
         """Read a TOML file (None: all defaults), then apply `section.key=VALUE` settings."""
-        data = _read_toml(Path(path)) if path is not None else {}
+        data = read_toml(Path(path)) if path is not None else {}
         for setting in settings:
-            _apply_setting(data, setting)
+            apply_setting(data, setting)
         return cls(**data).looking_in(None if path is None else Path(path).resolve().parent)
 
     @classmethod
@@ -253,7 +255,7 @@ class RunConfig(_Section):
         """Return a copy with `section.key=VALUE` settings applied."""
         data = self.to_dict()
         for setting in settings:
-            _apply_setting(data, setting)
+            apply_setting(data, setting)
         return type(self)(**data).looking_in(self._folder)
 
     def for_rule(self, name: str) -> Self:
@@ -264,36 +266,8 @@ class RunConfig(_Section):
         return config.looking_in(self._folder)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values that TOML can hold and that give the same RunConfig again."""
-        return self.model_dump(mode="json", exclude_none=True)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError):
-        raise ConfigError(f"config file: {str(path)!r} is not a file; check the path") from None
-    except OSError as error:
-        raise ConfigError(f"config file: {str(path)!r} cannot be read: {error}") from None
-    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
-        raise ConfigError(
-            f"config file: {str(path)!r} is not TOML: {error}; mend that line"
-        ) from None
-
-
-def _apply_setting(data: dict[str, Any], setting: str) -> None:
-    key, equals, text = setting.partition("=")
-    parts = key.strip().split(".")
-    if not equals or len(parts) < 2 or not all(parts):
-        raise ConfigError(f"--set {setting!r}: must have the form section.key=VALUE")
-    for part in parts[:-1]:
-        data = data.setdefault(part, {})
-        if not isinstance(data, dict):
-            raise ConfigError(f"--set {setting!r}: {part!r} is a value, not a section")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
-        value = text.strip()
-    is_date = isinstance(value, (date, time))  # no key takes one
-    is_number = isinstance(value, (int, float)) and tuple(parts) in _PATHS  # runs/2024 as 2024
-    data[parts[-1]] = text.strip() if is_date or is_number else value
+        """Return plain values that TOML can hold and that mean the same in every directory."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        if self.data.path is not None:
+            values["data"]["path"] = str(self.data.path.absolute())
+        return values

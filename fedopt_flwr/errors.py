@@ -111,11 +111,16 @@ def validation_problems(
         elif item["type"] == "value_error":
             lines.append(str(item["ctx"]["error"]))
         elif item["type"] in ("model_type", "dict_type"):
-            lines.append(f"{field}: got {item['input']!r}; must be a section, with keys and values")
+            lines.append(f"{field}: got {item['input']!r}; must be a section of keys and values")
         else:
             message = item["msg"].removeprefix("Input ").removeprefix("Value ")
-            lines.append(f"{field}: got {item['input']!r}; {message}")
+            lines.append(f"{field}: got {_short(item['input'])}; {message}")
     return lines
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}... of {len(text)} characters"
 
 
 def _fields_at(root: Any, loc: tuple[int | str, ...]) -> list[str]:

@@ -33,7 +33,7 @@ class RoundRecord:
     seconds: float = 0.0  # from the choice of clients to the new model, without the evaluation
     client_seconds: float | None = None  # mean local work of a counted client
     chosen: dict[str, float] = field(default_factory=dict)  # step sizes of this round alone
-    errors: list[dict[str, Any]] = field(default_factory=list)  # {"client": id, "error": text}
+    errors: list[dict[str, Any]] = field(default_factory=list)  # client, phase, error
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

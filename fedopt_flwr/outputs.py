@@ -44,6 +44,7 @@ class Checkpoint:
     client_states: Mapping[ClientId, Mapping[str, Tensor]]
     given: list[str]  # what came as Python objects, by the names of simulate()'s parameters
     folder: str  # where module:attribute names are looked up
+    config: Mapping[str, Any]  # as in config.toml, which a user may have changed since
 
 
 class RunDirectory:
@@ -52,9 +53,23 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._rounds: TextIO | None = None
+        self._made: list[Path] = []  # folders that were not there, the innermost first
 
     def require_unused(self) -> None:
         """Raise ConfigError if another run's results lie here; they are never written over."""
+        with self._usable():
+            self._require_unused()
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # ValueError: a null character
+            raise ConfigError(
+                f"output.directory: cannot write {str(self.path)!r}: {error}; name another folder"
+            ) from error
+
+    def _require_unused(self) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(
                 f"output.directory: {str(self.path)!r} is a file; name a new or empty folder"
@@ -73,15 +88,16 @@ class RunDirectory:
 
     def open(self, config: Mapping[str, Any]) -> None:
         """Create the folder and start a run in it."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._rounds = (self.path / ROUNDS).open("x", encoding="utf-8")  # the only run here
-            with _replacing(self.path / CONFIG) as unfinished:
-                unfinished.write_text(tomli_w.dumps(config), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"output.directory: cannot write {str(self.path)!r}: {error}; name another folder"
-            ) from error
+        with self._usable():
+            self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._rounds = (self.path / ROUNDS).open("x", encoding="utf-8")  # the only run here
+                with _replacing(self.path / CONFIG) as unfinished:
+                    unfinished.write_text(tomli_w.dumps(config), encoding="utf-8")
+            except OSError:
+                self._remove_made()
+                raise
 
     def reopen(self, last_round: int) -> list[RoundRecord]:
         """Go on after `last_round`: later lines are dropped; return the records before."""
@@ -122,8 +138,12 @@ class RunDirectory:
         """Remove what `open` made."""
         for name in (ROUNDS, CONFIG):
             (self.path / name).unlink(missing_ok=True)
+        self._remove_made()
+
+    def _remove_made(self) -> None:
         with contextlib.suppress(OSError):  # other things are in it
-            self.path.rmdir()
+            for folder in self._made:
+                folder.rmdir()
 
     def write_results(self, summary: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
         """Write the summary and the model; neither holds a time, an engine or a version's name."""
@@ -167,13 +187,17 @@ class RunDirectory:
             "versions": list(checkpoint.server.versions.items()),
             "given": checkpoint.given,
             "folder": checkpoint.folder,
+            "config": checkpoint.config,
         }
         (fresh / "checkpoint.json").write_text(json.dumps(meta), encoding="utf-8")
+        for path in (*fresh.iterdir(), fresh):
+            _to_disk(path)
         final, old = self.path / CHECKPOINT, self.path / f"{CHECKPOINT}.old"
-        shutil.rmtree(old, ignore_errors=True)
-        if final.exists():
+        if final.exists():  # else `old` is the only whole one, left by a process that was killed
+            shutil.rmtree(old, ignore_errors=True)
             os.replace(final, old)
         os.replace(fresh, final)
+        _to_disk(self.path)
         shutil.rmtree(old, ignore_errors=True)
 
     def read_checkpoint(self) -> Checkpoint:
@@ -202,7 +226,7 @@ class RunDirectory:
                 buffers=_untagged("buffers", server),
                 versions=dict(meta["versions"]),
             )
-            return Checkpoint(snapshot, states, meta["given"], meta["folder"])
+            return Checkpoint(snapshot, states, meta["given"], meta["folder"], meta["config"])
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise ConfigError(
                 f"--resume: the checkpoint in {str(folder)!r} is broken: {error}"
@@ -230,6 +254,15 @@ def _untagged(tag: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _save(arrays: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: array.detach().cpu().clone() for name, array in arrays.items()}, path)
+
+
+def _to_disk(path: Path) -> None:
+    """Have the system write a file or folder now: a power cut must not leave half a checkpoint."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 class _replacing:

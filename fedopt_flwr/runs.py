@@ -14,14 +14,20 @@ from torch import Tensor, nn
 
 from .algorithm import Algorithm, ClientId, Plan
 from .config import RunConfig
-from .errors import ConfigError, FedoptWarning
+from .errors import ConfigError, FedoptWarning, RunError
 from .experiment import Experiment
 from .flower import FederatedStrategy
 from .metrics import RoundRecord, summarize
-from .outputs import CURVES, Checkpoint, RunDirectory
+from .outputs import CONFIG, CURVES, Checkpoint, RunDirectory
 from .plots import draw_curves
 
 _FLOAT_BYTES = 4
+_MAY_CHANGE = {  # when a run goes on: how long one waits, and what computes
+    "federation.min_replies",
+    "federation.round_timeout",
+    "federation.start_timeout",
+    "training.device",
+}
 
 
 @dataclass
@@ -135,7 +141,8 @@ class Run:
         states: dict[ClientId, Mapping[str, Tensor]] = {}
         if self._client_state is not None and self._keeps_state(config):
             states = {i: self._client_state(i, version) for i, version in server.versions.items()}
-        return Checkpoint(server, states, self._experiment.given, str(config.import_folders[0]))
+        folder = str(config.import_folders[0])
+        return Checkpoint(server, states, self._experiment.given, folder, config.to_dict())
 
     def _keeps_state(self, config: RunConfig) -> bool:
         local = config.federation.buffers == "local" and self.strategy.model.has_buffers
@@ -176,17 +183,55 @@ class Run:
         return Result(vector, model.module, self._records, summary)
 
 
+def require_replies(result: Result) -> None:
+    """Raise RunError if no client's reply ever counted and the rule is not to blame."""
+    rounds = [record for record in result.rounds if record.round > 0]
+    if result.summary["diverged_at"] is not None or any(record.clients for record in rounds):
+        return
+    errors = [error for record in rounds for error in record.errors] or [{}]
+    raise RunError(
+        f"no client's reply was counted in any of {len(rounds)} rounds, so the model is the "
+        "untrained one; the last error: "
+        f"client {errors[-1].get('client')}: {errors[-1].get('error')}"
+    )
+
+
 def read_run(directory: Path) -> tuple[RunConfig, Checkpoint]:
     """Return what is needed to go on with a run; ConfigError if there is nothing to go on with."""
     folder = RunDirectory(directory)
     checkpoint = folder.read_checkpoint()
     config = folder.read_config(checkpoint)
+    _require_unchanged(config, checkpoint, directory)
     if checkpoint.server.round >= config.federation.num_rounds:
         raise ConfigError(
             f"--resume: the run in {str(directory)!r} has done all "
             f"{config.federation.num_rounds} rounds; start a new one for more"
         )
     return config, checkpoint
+
+
+def _require_unchanged(config: RunConfig, checkpoint: Checkpoint, directory: Path) -> None:
+    """Raise ConfigError for every key that decides the result and differs from the run's."""
+    now, then = _deciding(config.to_dict()), _deciding(checkpoint.config)
+    changed = [
+        f"--resume: {key} is {now.get(key)!r} in {str(directory / CONFIG)!r}, but the checkpoint "
+        f"was made with {then.get(key)!r}; put it back, or start a new run"
+        for key in sorted({*now, *then})
+        if now.get(key) != then.get(key)
+    ]
+    if changed:
+        raise ConfigError(changed)
+
+
+def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys and values, without those that a run may go on with other values of."""
+    flat = {
+        f"{section}.{key}": value
+        for section, values in config.items()
+        if section not in ("output", "transport")
+        for key, value in values.items()
+    }
+    return {key: value for key, value in flat.items() if key not in _MAY_CHANGE}
 
 
 def require_same(experiment: Experiment, checkpoint: Checkpoint, directory: Path) -> None:

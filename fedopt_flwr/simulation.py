@@ -12,7 +12,7 @@ from torch import nn
 from .config import RunConfig
 from .data import from_datasets
 from .engines.in_process import run_in_process
-from .errors import FedoptWarning
+from .errors import ConfigError, FedoptWarning
 from .experiment import Experiment
 from .flower import FederatedClient, MemoryStates
 from .objectives import Loss, Metric
@@ -96,6 +96,8 @@ def run_experiment(
 ) -> Result:
     """Run an experiment with the in-process engine and write its files."""
     config = experiment.config
+    if not isinstance(workers, int) or workers < 1:
+        raise ConfigError(f"workers: got {workers!r}; must be a whole number from 1")
     if workers > 1 and experiment.stochastic:
         warnings.warn(
             f"workers: got {workers}; this model draws from torch's global generator in training "

@@ -17,7 +17,10 @@ from .errors import ConfigError, DataError, FedoptError, FedoptWarning
 from .objectives import Loss, Metric
 from .vectors import FlatModel
 
-_MODEL_FITS = "the model and the data must fit in shape and dtype; see model.name and model.options"
+_MODEL_FITS = (
+    "the model and the data must fit in shape and dtype (see model.name and model.options), and "
+    "batch norm may need batches of two or more"
+)
 _LOSS_RETURNS = (
     "it is called with (outputs, targets) and must return the mean over the batch, a tensor of "
     "shape [] with a gradient"
@@ -62,7 +65,8 @@ def try_training(
     if failed and not passes:
         raise failed[0]
     if failed:
-        text = f"{failed[0]}. It will fail in every round ({len(failed)} such clients)"
+        others = f", as will {len(failed) - 1} other clients" if len(failed) > 1 else ""
+        text = f"{failed[0]}; this client will fail in its rounds{others}"
         warnings.warn(text, FedoptWarning, stacklevel=2)
     return any(step.is_random for step in passes.values())
 

@@ -287,7 +287,12 @@ def test_an_exception_in_the_users_model_is_a_failure_of_that_client() -> None:
     result = simulate(settings, model=Picky, client_data=datasets)
     for record in result.rounds:
         assert (record.clients, record.failures) == ([0, 2], 1)
-        assert record.errors == [{"client": 1, "error": "RuntimeError: sensor out of range"}]
+        (error,) = record.errors
+        assert error == {
+            "client": 1,
+            "phase": "train",
+            "error": "RuntimeError: sensor out of range",
+        }
 
 
 def test_own_loss_and_metric_are_used() -> None:

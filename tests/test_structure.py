@@ -21,6 +21,7 @@ ROOMS = {
     "seeding": 0,
     "imports": 1,
     "vectors": 1,
+    "settings": 1,
     "config": 1,
     "algorithm": 1,
     "client_ids": 1,

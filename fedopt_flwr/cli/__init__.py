@@ -17,10 +17,10 @@ def main() -> None:
     warnings.simplefilter("ignore", DeprecationWarning)  # of other packages' imports
     try:
         app()
-    except FedoptError as error:
+    except (FedoptError, OSError) as error:
         for line in str(error).splitlines():
             errors_console().print(f"[bold red]error:[/] {_escaped(line)}", soft_wrap=True)
-        sys.exit(error.exit_code)
+        sys.exit(getattr(error, "exit_code", 1))
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:

@@ -211,7 +211,7 @@ def doctor(config: ConfigFile = None, settings: Settings = None) -> None:
 
 def _seeds(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isdigit() and int(part) <= MAX_SEED for part in parts):
+    if not all(part.isdecimal() and int(part) <= MAX_SEED for part in parts):
         raise ConfigError(
             f"--seeds: got {text!r}; must be whole numbers from 0 with commas between"
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,14 @@ from rich.table import Table
 from ..algorithms import ALGORITHMS, make_rule
 from ..config import RunConfig
 from ..data import load_federated_data
-from ..errors import ConfigError
+from ..errors import ConfigError, RunError
 from ..experiment import Experiment
 from ..metrics import as_json, rounds_to_target
 from ..outputs import CURVES
 from ..plots import draw_curves
 from ..runs import Result
 from ..simulation import run_experiment
+from .options import new_folder
 from .show import RunDisplay
 
 COMPARISON = "comparison.json"
@@ -43,12 +43,8 @@ def run_comparison(
     """
     configs = _configs(path, labels, algorithm, settings)
     base = next(iter(configs.values()))
-    directory = base.output.directory or Path(f"runs/{datetime.now():%Y%m%d-%H%M%S}-compare")
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigError(
-            f"output.directory: {str(directory)!r} is there and not empty; name another folder or "
-            "remove this one"
-        )
+    directory = base.output.directory or new_folder("compare")
+    _require_empty(directory)
     results: dict[str, list[Result]] = {name: [] for name in configs}
     for seed in seeds or [base.federation.seed]:
         seeded = [f"federation.seed={seed}"]
@@ -62,15 +58,32 @@ def run_comparison(
                 experiment = Experiment(own, data=data)
                 results[name].append(run_experiment(experiment, workers=workers, listener=display))
     rows = [result_row(name, runs, targets) for name, runs in results.items()]
-    (directory / COMPARISON).write_text(
-        json.dumps(as_json(rows), indent=2) + "\n", encoding="utf-8"
-    )
     shown = ", ".join(map(str, seeds or [base.federation.seed]))
     title = f"{base.data.name}, {base.model.name}, seed {shown}"
     curves = {name: [run.rounds for run in runs] for name, runs in results.items()}
-    draw_curves(curves, directory / CURVES, title)
     print_results(rows, targets)
+    try:
+        text = json.dumps(as_json(rows), indent=2) + "\n"
+        (directory / COMPARISON).write_text(text, encoding="utf-8")
+        draw_curves(curves, directory / CURVES, title)
+    except OSError as error:
+        raise RunError(
+            f"output.directory: {COMPARISON} and {CURVES} cannot be written: {error}; the results "
+            f"of each run are in {directory}"
+        ) from error
     print(f"results in {directory}, curves in {directory / CURVES}")
+
+
+def _require_empty(directory: Path) -> None:
+    try:
+        is_free = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
+        text = "is there and not empty"
+    except (OSError, ValueError) as error:
+        is_free, text = False, f"cannot be used: {error}"
+    if not is_free:
+        raise ConfigError(
+            f"output.directory: {str(directory)!r} {text}; name another folder or remove this one"
+        )
 
 
 def _configs(

@@ -105,7 +105,7 @@ class FederationDisplay(RunDisplay):
         from .comparison import print_results, result_row
 
         print_results([result_row(result.summary["algorithm"], [result], _TARGETS)], _TARGETS)
-        self._console.print(f"results in {directory}", markup=False, soft_wrap=True)
+        self._print_place(result, directory)
 
 
 def _text(value: Any) -> str:

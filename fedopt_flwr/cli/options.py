@@ -30,7 +30,12 @@ def with_directory(config: RunConfig) -> RunConfig:
     """Give a run without a directory a new one under runs/."""
     if config.output.directory is not None:
         return config
+    name = f"{config.algorithm.name}-{config.data.name}".replace(":", "-")
+    return config.updated([f"output.directory={new_folder(name)}"])
+
+
+def new_folder(name: str) -> Path:
+    """Return a folder in runs/ named by the moment, so exactly that runs do not share one."""
     from datetime import datetime
 
-    name = f"{config.algorithm.name}-{config.data.name}".replace(":", "-")
-    return config.updated([f"output.directory=runs/{datetime.now():%Y%m%d-%H%M%S}-{name}"])
+    return Path(f"runs/{datetime.now():%Y%m%d-%H%M%S-%f}-{name}")

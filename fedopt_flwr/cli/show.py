@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from ..metrics import RoundRecord
     from ..runs import Result
 
+_MISSED = {  # by phase
+    "start": "not counted",
+    "gradient": "not grouped by its gradient",
+    "train": "not counted",
+}
 _LINES = 10  # plain lines a run, about
 
 
@@ -117,7 +122,8 @@ class RunDisplay:
         """Move the bar, or print a line now and then; errors of clients always."""
         for item in record.errors:
             self._console.print(
-                f"round {record.round}: client {item['client']} not counted: {item['error']}",
+                f"round {record.round}: client {item['client']} {_MISSED[item['phase']]}: "
+                f"{item['error']}",
                 style="yellow",
                 markup=False,
                 soft_wrap=True,
@@ -149,8 +155,15 @@ class RunDisplay:
         self._console.print(
             "done: " + ", ".join(part for part in parts if part), markup=False, soft_wrap=True
         )
+        self._print_place(result, directory)
+
+    def _print_place(self, result: Result, directory: Path | None) -> None:
+        """Say where the files are; RunError if no reply ever counted."""
+        from ..runs import require_replies
+
         if directory is not None:
             self._console.print(f"results in {directory}", markup=False, soft_wrap=True)
+        require_replies(result)
 
 
 def _chosen(section: BaseModel, *names: str) -> list[str]:

@@ -52,7 +52,7 @@ def torchvision_dataset(class_name: str, root: Path, train: bool, **arguments: A
     make = partial(kind, train=train, **arguments)
     cache = cache_root()
     for place in _places(class_name, root, cache):
-        dataset = _read(make, class_name, place)
+        dataset = _read(make, class_name, place, cache if place == cache else root)
         if dataset is not None:
             return dataset
     try:
@@ -63,10 +63,10 @@ def torchvision_dataset(class_name: str, root: Path, train: bool, **arguments: A
         split = f" (split {arguments['split']!r})" if arguments else ""
         raise DataError(
             f"data.name: the {part}{split} are not, or not whole, in {str(root)!r} and "
-            f"{str(cache)!r}, and the download failed ({error}); put "
+            f"{str(cache)!r}, and the download failed ({_in_a_line(error)}); put "
             f"{_expected_files(class_name)} into one of the two, or set data.path or $FEDOPT_DATA"
         ) from error
-    return _read(make, class_name, cache)
+    return _read(make, class_name, cache, cache)
 
 
 def _places(class_name: str, root: Path, cache: Path) -> Iterator[Path]:
@@ -75,21 +75,28 @@ def _places(class_name: str, root: Path, cache: Path) -> Iterator[Path]:
     yield cache
 
 
-def _read(make: Callable[..., Any], class_name: str, place: Path) -> Any | None:
-    """Return the data set in this folder, or None where its files are not, or not whole."""
+def _read(make: Callable[..., Any], class_name: str, place: Path, origin: Path) -> Any | None:
+    """Return the data set in this folder, or None where its files are not, or not whole.
+
+    `origin` is where the files were before they were unpacked.
+    """
     try:
         dataset = make(str(place), download=False)
     except Exception as error:
         if "not found" in str(error):
             return None
-        raise _broken(class_name, place, f"{type(error).__name__}: {error}") from error
+        raise _broken(class_name, origin, f"{type(error).__name__}: {error}") from error
     labels, classes = np.asarray(dataset.targets), len(dataset.classes)
     fits = len(labels) == len(dataset.data) > 0
     if not fits or not 0 <= labels.min() <= labels.max() < classes:
         span = f" from {labels.min()} to {labels.max()}" if len(labels) else ""
         found = f"{len(dataset.data)} images and {len(labels)} labels{span}"
-        raise _broken(class_name, place, f"{found}; there are {classes} classes")
+        raise _broken(class_name, origin, f"{found}; there are {classes} classes")
     return dataset
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _broken(class_name: str, place: Path, why: str) -> DataError:
@@ -155,7 +162,7 @@ def _unpacking(source: Path, folder: Path) -> Iterator[None]:
         yield
     except (gzip.BadGzipFile, EOFError, tarfile.TarError, zlib.error) as error:
         raise DataError(
-            f"data file: {str(source)!r} cannot be unpacked: {error}; replace it"
+            f"data file: {str(source)!r} cannot be unpacked: {_in_a_line(error)}; replace it"
         ) from error
     except OSError as error:
         raise DataError(

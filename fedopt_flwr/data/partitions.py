@@ -141,6 +141,12 @@ def _natural(natural: np.ndarray | None, num_clients: int) -> list[Rows]:
     return [np.flatnonzero(natural == owner) for owner in owners]
 
 
+_TUNED_BY = {
+    "dirichlet": "concentration",
+    "classes": "classes_per_client",
+    "subsample": "examples_per_client",
+    "beta": "shape",
+}
 _BY_KIND = {
     "iid": _iid,
     "dirichlet": _dirichlet,
@@ -183,8 +189,11 @@ def _too_small(
     num_clients: int, section: PartitionSection, kind: str, size: int = 0, client: int | None = None
 ) -> DataError:
     whom = "a client" if client is None else f"client {client}"
+    field = _TUNED_BY.get(kind)
+    setting = f"{field} {getattr(section, field)} and " if field else ""
+    remedy = f"raise {field}, or lower" if field else "lower"
     return DataError(
-        f"data.partition: kind {kind!r} with concentration {section.concentration:g} and "
-        f"num_clients {num_clients} leaves {whom} with {size} examples, fewer than min_examples "
-        f"({section.min_examples}); raise concentration, or lower num_clients or min_examples"
+        f"data.partition: kind {kind!r} with {setting}num_clients {num_clients} leaves {whom} with "
+        f"{size} examples, fewer than min_examples ({section.min_examples}); {remedy} num_clients "
+        "or min_examples"
     )

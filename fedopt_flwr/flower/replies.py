@@ -14,7 +14,7 @@ from ..algorithm import ClientId, Reply
 from ..errors import MessageError
 from ..metrics import NOT_FINITE, RoundRecord
 from ..vectors import is_buffer_name
-from .messages import Scalar, decode, encoded_bytes, to_arrays
+from .messages import Phase, Scalar, decode, encoded_bytes, to_arrays
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ def accept(
     answers: Mapping[ClientId, FitRes | str],
     expected: Mapping[ClientId, Mapping[str, tuple[int, str]]],
     record: RoundRecord,
+    phase: Phase,
 ) -> dict[ClientId, Upload]:
     """Return the usable uploads in the order of `asked`; `expected` are each client's arrays.
 
@@ -45,7 +46,7 @@ def accept(
                 raise MessageError(answer)
             uploads[client_id] = _checked(client_id, answer, expected[client_id], record)
         except MessageError as error:
-            record.errors.append({"client": client_id, "error": str(error)})
+            record.errors.append({"client": client_id, "phase": phase, "error": str(error)})
     return uploads
 
 

@@ -121,7 +121,8 @@ class FederatedStrategy(Strategy):
             self.members.refresh(client_manager)  # some may have come back on a new connection
             uploads |= self._ask_now("start", missing, self.rule.start_names)
         if not uploads:
-            raise RunError(f"round 0: no client finished the start pass: {self.record.errors[0]}")
+            error = "client {client}: {error}".format(**self.record.errors[0])
+            raise RunError(f"round 0: no client finished the start pass; {error}")
         self.state = self.rule.server_start(self.state, self._participation.weigh(uploads))
         self.asked = list(self.members.ids)
         self._finish_round(uploads)
@@ -143,7 +144,7 @@ class FederatedStrategy(Strategy):
             for proxy, _ in instructions
             for answer in [answers[proxy.cid]]
         }
-        return accept(ids, by_id, dict.fromkeys(ids, expected), self.record)
+        return accept(ids, by_id, dict.fromkeys(ids, expected), self.record, phase)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -207,11 +208,12 @@ class FederatedStrategy(Strategy):
             i: expected_arrays(self._rule_of(i).upload_names, self.model, with_buffers=average)
             for i in self.asked
         }
-        uploads = accept(self.asked, self._answers(results, failures), expected, self.record)
+        answers = self._answers(results, failures)
+        uploads = accept(self.asked, answers, expected, self.record, "train")
         needed = self._federation.min_replies
         if len(uploads) < needed:
-            reason = f"not counted: {len(uploads)} replies, federation.min_replies is {needed}"
-            self.record.errors += [{"client": i, "error": reason} for i in uploads]
+            why = f"not counted: {len(uploads)} replies, federation.min_replies is {needed}"
+            self.record.errors += [{"client": i, "phase": "train", "error": why} for i in uploads]
             self._finish_round({})
             return None, {}
         replies = self._participation.weigh(uploads)

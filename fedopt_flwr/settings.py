@@ -1,0 +1,45 @@
+"""Text that becomes a configuration: TOML files and `section.key=VALUE`."""
+
+from __future__ import annotations
+
+import tomllib
+from datetime import date, time
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError
+
+_PATHS = {("data", "path"), ("output", "directory")}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return a file's tables; ConfigError if there is none or it is not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError):
+        raise ConfigError(f"config file: {str(path)!r} is not a file; check the path") from None
+    except OSError as error:
+        raise ConfigError(f"config file: {str(path)!r} cannot be read: {error}") from None
+    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
+        raise ConfigError(
+            f"config file: {str(path)!r} is not TOML: {error}; mend that line"
+        ) from None
+
+
+def apply_setting(data: dict[str, Any], setting: str) -> None:
+    """Set `section.key=VALUE` in `data`; VALUE is read as TOML, else as a bare string."""
+    key, equals, text = setting.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) < 2 or not all(parts):
+        raise ConfigError(f"--set {setting!r}: must have the form section.key=VALUE")
+    for part in parts[:-1]:
+        data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"--set {setting!r}: {part!r} is a value, not a section")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        value = text.strip()
+    is_date = isinstance(value, (date, time))  # no key takes one
+    is_number = isinstance(value, (int, float)) and tuple(parts) in _PATHS  # runs/2024 as 2024
+    data[parts[-1]] = text.strip() if is_date or is_number else value
