@@ -68,6 +68,15 @@ def unknown_name(field: str, seen: str, known: Iterable[str]) -> str:
 
 
 @contextlib.contextmanager
+def about(whom: str) -> Iterator[None]:
+    """Say in a DataError whose data it is about."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{whom}: {error}") from error
+
+
+@contextlib.contextmanager
 def collected(errors: list[FedoptError]) -> Iterator[None]:
     """Add a ConfigError or DataError to `errors` instead of raising it."""
     try:

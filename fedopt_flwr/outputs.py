@@ -141,8 +141,8 @@ class RunDirectory:
         self._remove_made()
 
     def _remove_made(self) -> None:
-        with contextlib.suppress(OSError):  # other things are in it
-            for folder in self._made:
+        for folder in self._made:
+            with contextlib.suppress(OSError):  # other things are in it, or it was never made
                 folder.rmdir()
 
     def write_results(self, summary: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from .algorithm import ClientId
 from .data import ClientData
-from .errors import ConfigError, DataError, FedoptError, FedoptWarning
+from .errors import ConfigError, DataError, FedoptError, FedoptWarning, about
 from .objectives import Loss, Metric
 from .vectors import FlatModel
 
@@ -112,10 +112,8 @@ def _unchanged(model: FlatModel) -> Iterator[None]:
 
 
 def _take(data: ClientData, count: int, model: FlatModel, whom: str) -> tuple[Any, Any]:
-    try:
-        return next(iter(data.batches([torch.arange(count)], model.device)))
-    except DataError as error:
-        raise DataError(f"{whom}: {error}") from error
+    with about(whom):
+        return next(data.batches([torch.arange(count)], model.device))
 
 
 def _call(field: str, function: Callable[[], _Result], seen: str, remedy: str) -> _Result:

@@ -68,8 +68,8 @@ def run_comparison(
         draw_curves(curves, directory / CURVES, title)
     except OSError as error:
         raise RunError(
-            f"output.directory: {COMPARISON} and {CURVES} cannot be written: {error}; the results "
-            f"of each run are in {directory}"
+            f"output.directory: the table above, or {CURVES}, cannot be written: {error}; the "
+            f"results of each run are in {directory}"
         ) from error
     print(f"results in {directory}, curves in {directory / CURVES}")
 

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from ..algorithm import ClientId
 from ..config import RunConfig
-from ..errors import ConfigError, DataError, require_options, unknown_name
+from ..errors import (
+    ConfigError,
+    DataError,
+    FedoptError,
+    about,
+    collected,
+    require_options,
+    unknown_name,
+)
 from ..imports import is_import_path, load_attribute
 from ..seeding import derive
 from .client_data import ClientData, TensorData, as_client_data
@@ -130,7 +138,10 @@ def from_datasets(
             f"client_data: got an object of type {type(client_data).__name__}; must be a list with "
             "one map-style data set a client"
         )
-    clients = [as_client_data(dataset) for dataset in client_data]
+    clients = []
+    for number, dataset in enumerate(client_data):
+        with about(f"client {number}"):
+            clients.append(as_client_data(dataset))
     if len(clients) != config.federation.num_clients:
         raise ConfigError(
             f"federation.num_clients: got {config.federation.num_clients}; client_data holds "
@@ -143,9 +154,10 @@ def from_datasets(
 def _test_data(dataset: Any | None) -> ClientData | None:
     if dataset is None:
         return None
-    data = as_client_data(dataset)
-    if data.num_examples == 0:
-        raise DataError("test data: has no example; give some, or None for a run without a test")
+    with about("test data"):
+        data = as_client_data(dataset)
+        if data.num_examples == 0:
+            raise DataError("has no example; give some, or None for a run without a test")
     return data
 
 
@@ -217,11 +229,13 @@ def _divided(train: ClientData, owners: np.ndarray | None, config: RunConfig) ->
 
 def _describe(clients: Sequence[ClientData], test: ClientData | None) -> FederatedData:
     """Find shape and classes in the parts that can be read; the others' clients will fail alone."""
-    parts = [*clients, *([test] if test else [])]
+    parts = {f"client {number}": client for number, client in enumerate(clients)}
+    parts |= {"test data": test} if test else {}
     shape: tuple[int, ...] | None = None
-    largest, unreadable = -1, []
-    for part in parts:
-        try:
+    largest = -1
+    unreadable: list[FedoptError] = []
+    for whom, part in parts.items():
+        with collected(unreadable), about(whom):
             inputs, targets = next(part.batches([torch.zeros(1, dtype=torch.int64)], _CPU))
             if shape is None:
                 shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
@@ -232,8 +246,6 @@ def _describe(clients: Sequence[ClientData], test: ClientData | None) -> Federat
             ):
                 labels = part.targets()
                 largest = max(largest, int(labels.max()) if labels.dtype.kind in "iub" else -1)
-        except DataError as error:
-            unreadable.append(error)
     if unreadable and len(unreadable) == len(parts):
         raise unreadable[0]
     return FederatedData(list(clients), test, shape or (), 1 + largest)
