@@ -1,0 +1,338 @@
+"""What a run writes, what it never writes over, and how one goes on after a stop."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import as_datasets, linear_model, softmax_clients
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from test_engine import SOME_FAST, config, model_bytes
+from torch import nn
+
+from fedopt_flwr import ConfigError, RunConfig, RunError, resume, simulate
+from fedopt_flwr.errors import FedoptWarning
+from fedopt_flwr.metrics import RoundRecord
+from fedopt_flwr.outputs import RunDirectory
+
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
+
+
+def without_times(path: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if "seconds" not in k} for line in lines]
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+@pytest.mark.parametrize("name", SOME_FAST)
+def test_a_resumed_run_equals_one_that_never_stopped(
+    name: str, buffers: str, tmp_path: Path
+) -> None:
+    class Stop(Exception):
+        pass
+
+    class Stopper:
+        def on_start(self, *_: Any) -> None: ...
+
+        def on_round(self, record: RoundRecord) -> None:
+            if record.round == 7:
+                raise Stop
+
+    (tmp_path / "batchnorm.py").write_text(
+        "import torch\n"
+        "def net():\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 12),\n"
+        "                               torch.nn.BatchNorm1d(12), torch.nn.Linear(12, 10))\n"
+    )
+    file = tmp_path / "run.toml"
+    file.write_text('[model]\nname = "batchnorm:net"\n')
+    settings = [
+        f"algorithm.name={name}",
+        f"federation.buffers={buffers}",
+        "federation.num_clients=8",
+        "federation.clients_per_round=4",
+        "federation.num_rounds=9",
+        "training.batch_size=8",
+        "data.partition.min_examples=20",
+        "data.partition.concentration=1.0",
+        "output.checkpoint_every=3",
+    ]
+
+    def run_config(folder: str) -> RunConfig:
+        return RunConfig.from_file(file, [*settings, f"output.directory={tmp_path / folder}"])
+
+    whole = simulate(run_config("whole"))
+    with pytest.raises(Stop):
+        simulate(run_config("stopped"), listener=Stopper())
+    sys.modules.pop("batchnorm")  # a new process would have to find it again
+    assert len(without_times(tmp_path / "stopped")) < len(without_times(tmp_path / "whole"))
+    resumed = resume(tmp_path / "stopped")
+    assert model_bytes(tmp_path / "whole") == model_bytes(tmp_path / "stopped")
+    assert without_times(tmp_path / "whole") == without_times(tmp_path / "stopped")
+    assert [r.round for r in resumed.rounds] == [r.round for r in whole.rounds]
+    assert sum(r.failures for r in resumed.rounds) == 0
+    with pytest.raises(ConfigError, match="has done all 9 rounds"):
+        resume(tmp_path / "stopped")
+
+
+def test_resume_says_what_is_missing_or_broken(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a folder"):
+        resume(tmp_path / "absent")
+    simulate(config("fedavg", tmp_path / "plain"))
+    with pytest.raises(ConfigError, match=r"holds no checkpoint; .*checkpoint_every"):
+        resume(tmp_path / "plain")
+    checkpointed = config("padamfed", tmp_path / "run")
+    checkpointed["output"]["checkpoint_every"] = 4
+    simulate(checkpointed)
+    broken = tmp_path / "run" / "checkpoint" / "clients.safetensors"
+    broken.write_bytes(broken.read_bytes()[:50])
+    with pytest.raises(ConfigError, match="is broken"):
+        resume(tmp_path / "run")
+
+
+def test_a_run_given_python_objects_resumes_only_with_them(tmp_path: Path) -> None:
+    datasets = as_datasets(softmax_clients([9, 9, 9]))
+    settings = config("scaffold", tmp_path / "run")
+    settings["federation"] = {"num_clients": 3, "clients_per_round": 2, "num_rounds": 5}
+    settings["output"]["checkpoint_every"] = 3
+    whole = simulate(settings, model=linear_model, client_data=datasets).parameters
+    with pytest.raises(
+        ConfigError, match=r"was given \['model', 'client_data'\].*this call nothing"
+    ):
+        resume(tmp_path / "run")
+    with pytest.raises(ConfigError, match="checkpoint's model has 15 parameters, this one 20"):
+        resume(tmp_path / "run", model=lambda: nn.Linear(4, 4), client_data=datasets)
+    resumed = resume(tmp_path / "run", model=linear_model, client_data=datasets).parameters
+    np.testing.assert_array_equal(resumed, whole)
+
+
+def test_outputs_hold_what_the_result_holds(tmp_path: Path) -> None:
+    result = simulate(config("padamfed", tmp_path / "run"))
+    records = [
+        json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    ]
+    assert [r["round"] for r in records] == list(range(10))
+    assert records == [r.to_dict() for r in result.rounds]
+    state = load_file(tmp_path / "run" / "model.safetensors")
+    vector = torch.cat([state[name].reshape(-1) for name in result.model.state_dict()])
+    np.testing.assert_array_equal(vector.numpy(), result.parameters)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["final_test_accuracy"] == result.rounds[-1].test_accuracy
+    assert summary["uplink_bytes"] == sum(r.uplink_bytes for r in result.rounds)
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    written = RunConfig.from_file(tmp_path / "run" / "config.toml")
+    assert written.to_dict() == RunConfig(**config("padamfed", tmp_path / "run")).to_dict()
+    assert not list((tmp_path / "run").glob("*.unfinished"))
+
+
+def test_the_model_file_of_two_runs_is_the_same_whatever_the_folder(tmp_path: Path) -> None:
+    for folder in ("a", "b/c"):
+        simulate(config("fedavg", tmp_path / folder))
+    assert model_bytes(tmp_path / "a") == model_bytes(tmp_path / "b/c")
+
+
+def test_results_are_never_written_over(tmp_path: Path) -> None:
+    simulate(config("fedavg", tmp_path / "run"))
+    before = model_bytes(tmp_path / "run")
+    with pytest.raises(ConfigError, match="already holds a run; name another folder"):
+        simulate(config("scaffold", tmp_path / "run"))
+    assert model_bytes(tmp_path / "run") == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        simulate(config("fedavg", tmp_path / "file"))
+
+
+def test_a_full_disk_ends_the_run_with_the_file_and_the_round(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.open({})
+    directory._rounds.close()
+    directory._rounds = open("/dev/full", "w")  # noqa: SIM115
+    with pytest.raises(RunError, match=r"rounds.jsonl: round 4 cannot be written: .*No space left"):
+        directory.add(RoundRecord(4))
+    directory.close()  # raises nothing more
+
+
+def test_a_folder_with_files_of_the_same_names_is_left_alone(tmp_path: Path) -> None:
+    own = tmp_path / "config.toml"
+    own.write_text("[federation]\nnum_rounds = 1\n")
+    with pytest.raises(ConfigError, match=r"output.directory: .* holds a 'config.toml'"):
+        simulate({"output": {"directory": str(tmp_path)}})
+    assert own.read_text() == "[federation]\nnum_rounds = 1\n"
+    assert list(tmp_path.iterdir()) == [own]
+
+
+def test_a_folder_named_like_a_date_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = {
+        "federation": {"num_rounds": 3, "num_clients": 4, "clients_per_round": 2},
+        "output": {"directory": "2024-01-01", "checkpoint_every": 2},
+    }
+    whole = simulate(settings)
+    assert np.array_equal(resume("2024-01-01").parameters, whole.parameters)
+
+
+@pytest.mark.parametrize("spoil", ["gone", "garbage"])
+def test_records_that_cannot_be_read_are_named(tmp_path: Path, spoil: str) -> None:
+    settings = config("fedavg")
+    settings["output"] = {"directory": tmp_path / "run", "checkpoint_every": 4}
+    simulate(settings)
+    rounds = tmp_path / "run" / "rounds.jsonl"
+    rounds.unlink() if spoil == "gone" else rounds.write_text("garbage}\n")
+    with pytest.raises(ConfigError, match=r"--resume: .*rounds.jsonl' cannot be read"):
+        resume(tmp_path / "run")
+    (tmp_path / "run" / "checkpoint" / "checkpoint.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"--resume: the checkpoint in .* is broken"):
+        resume(tmp_path / "run")
+
+
+def test_curves_that_cannot_be_written_do_not_fail_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedopt_flwr.runs.draw_curves", full)
+    with pytest.warns(FedoptWarning, match=r"curves.png: not drawn: .*No space left"):
+        simulate(config("fedavg", tmp_path / "run"))
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "results"])
+def test_a_disk_that_is_full_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr("fedopt_flwr.outputs.save_file", full)
+    settings = config("fedavg")
+    every = 4 if what == "checkpoint" else 0
+    settings["output"] = {"directory": tmp_path / "run", "checkpoint_every": every}
+    with pytest.raises(
+        RunError, match=rf"its {what} cannot be written: .*No space left.*make room"
+    ):
+        simulate(settings)
+    assert not list(tmp_path.rglob("*.unfinished"))
+
+
+def checkpointed(folder: Path, name: str = "scaffold_m", every: int = 4) -> dict[str, Any]:
+    settings = config(name)
+    settings["output"] = {"directory": folder, "checkpoint_every": every}
+    return settings
+
+
+EDITS = {
+    "algorithm.name": ('name = "scaffold_m"', 'name = "fedavg"'),
+    "federation.num_clients": ("num_clients = 8", "num_clients = 9"),
+    "federation.num_rounds": ("num_rounds = 9", "num_rounds = 12"),
+    "federation.seed": ("seed = 3", "seed = 4"),
+    "data.name": ('name = "digits"', 'name = "synthetic"'),
+    "training.threads": ("threads = 1", "threads = 2"),
+}
+
+
+def test_a_configuration_that_was_edited_is_not_gone_on_with(tmp_path: Path) -> None:
+    simulate(checkpointed(tmp_path / "run"))
+    file = tmp_path / "run" / "config.toml"
+    text = file.read_text()
+    for key, (old, new) in EDITS.items():
+        assert text.count(old) == 1
+        file.write_text(text.replace(old, new))
+        with pytest.raises(ConfigError, match=rf"--resume: {key} is .*checkpoint was made with"):
+            resume(tmp_path / "run")
+    file.write_text(text.replace("min_replies = 1", "min_replies = 2"))  # changes no past round
+    assert resume(tmp_path / "run").rounds[-1].round == 9
+
+
+def test_a_relative_data_path_is_found_from_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    (tmp_path / "mine").mkdir()
+    for part in ("train", "test"):
+        np.savez(tmp_path / "mine" / f"{part}.npz", x=rng.normal(size=(80, 4)), y=np.arange(80) % 4)
+    monkeypatch.chdir(tmp_path)
+    settings = checkpointed(tmp_path / "run", "fedavg")
+    settings["data"] = {"name": "npz", "path": "mine", "partition": {"kind": "iid"}}
+    whole = simulate(settings)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert np.array_equal(resume(tmp_path / "run").parameters, whole.parameters)
+
+
+def test_a_half_written_record_and_those_after_the_checkpoint_are_written_again(
+    tmp_path: Path,
+) -> None:
+    """As a process leaves them that is killed between two checkpoints, in the middle of a line."""
+    simulate(checkpointed(tmp_path / "run"))
+    rounds, model = tmp_path / "run" / "rounds.jsonl", tmp_path / "run" / "model.safetensors"
+    before, records = model_bytes(tmp_path / "run"), without_times(tmp_path / "run")
+    model.unlink()
+    rounds.write_text(rounds.read_text()[:-40])
+    resume(tmp_path / "run")
+    assert model_bytes(tmp_path / "run") == before
+    assert without_times(tmp_path / "run") == records
+
+
+def test_the_older_checkpoint_counts_until_the_newer_one_is_in_its_place(tmp_path: Path) -> None:
+    """As a process leaves them that is killed between the two renames."""
+    simulate(checkpointed(tmp_path / "run"))
+    run = tmp_path / "run"
+    before = model_bytes(run)
+    (run / "model.safetensors").unlink()
+    (run / "checkpoint").rename(run / "checkpoint.old")
+    (run / "checkpoint.unfinished").mkdir()
+    resume(run)
+    assert model_bytes(run) == before
+
+
+def test_a_checkpoint_that_fails_leaves_the_only_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = checkpointed(tmp_path / "run", every=8)
+    simulate(settings)
+    run = tmp_path / "run"
+    (run / "checkpoint").rename(run / "checkpoint.old")
+    directory = RunDirectory(run)
+    checkpoint = directory.read_checkpoint()
+
+    def interrupted(*paths: Any) -> None:
+        raise OSError("killed")
+
+    monkeypatch.setattr("fedopt_flwr.outputs.os.replace", interrupted)
+    with pytest.raises(RunError, match="checkpoint cannot be written"):
+        directory.write_checkpoint(checkpoint)
+    monkeypatch.undo()
+    assert directory.read_checkpoint().server.round == 8
+
+
+def test_a_refused_folder_leaves_none_of_its_parents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*arguments: Any, **options: Any) -> None:
+        raise RunError("nobody came")
+
+    monkeypatch.setattr("fedopt_flwr.simulation.run_in_process", stop)
+    with pytest.raises(RunError, match="nobody came"):
+        simulate(config("fedavg", tmp_path / "a" / "b" / "c"))
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "a").mkdir()
+    with pytest.raises(RunError, match="nobody came"):
+        simulate(config("fedavg", tmp_path / "a" / "b" / "c"))
+    assert list(tmp_path.rglob("*")) == [tmp_path / "a"]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "file/under"])
+def test_a_folder_that_no_system_makes_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"output.directory: cannot write .*name another folder"):
+        simulate(config("fedavg", tmp_path / name))
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
