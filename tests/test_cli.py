@@ -114,6 +114,36 @@ def test_bad_input_ends_with_code_2_and_leaves_nothing(case: str, tmp_path: Path
     assert [p.name for p in tmp_path.iterdir()] == ["broken.toml"]
 
 
+@pytest.mark.slow
+def test_a_run_in_which_no_reply_counts_ends_with_code_1_and_the_last_error(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "class Sensor(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer, self.calls = torch.nn.Linear(64, 10), 0\n"
+        "    def forward(self, x):\n"
+        "        self.calls += self.training\n"
+        "        if self.training and self.calls > 1:\n"
+        "            raise ValueError('sensor 7 is blind')\n"
+        "        return self.layer(x.flatten(1))\n"
+    )
+    options = ["--algorithm", "fedavg", "--set", "model.name=own:Sensor"]
+    rounds = ["--set", "federation.num_rounds=2", "--set", "output.directory=out"]
+    result = fedopt("simulate", *options, *rounds, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert "not counted: ValueError: sensor 7 is blind" in result.stdout
+    assert "error: no client's reply was counted in any of 2 rounds" in result.stderr
+    assert len((tmp_path / "out" / "rounds.jsonl").read_text().splitlines()) == 2
+
+
+def test_runs_of_one_second_do_not_share_a_folder() -> None:
+    from fedopt_flwr.cli.options import new_folder
+
+    assert new_folder("fedavg-digits") != new_folder("fedavg-digits")
+
+
 def test_several_problems_are_printed_together(tmp_path: Path) -> None:
     result = fedopt("simulate", "--set", "federation.seed=-1", "--set", "data.nam=x", cwd=tmp_path)
     refused(result, "federation.seed: got -1", "data.nam: unknown 'nam'")

@@ -51,6 +51,19 @@ def test_settings_are_toml_or_bare_strings() -> None:
     assert config.algorithm.hyperparameters == {"momentum": 0.5}
 
 
+@pytest.mark.parametrize("text", ["2024-01-01", "20240101", "1_000", "1.50"])
+def test_a_folder_named_like_a_date_or_number_keeps_its_name(text: str) -> None:
+    config = RunConfig.from_file(None, [f"output.directory={text}", f"data.path={text}"])
+    assert (str(config.output.directory), str(config.data.path)) == (text, text)
+
+
+def test_a_changed_copy_still_looks_into_the_files_folder(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[federation]\nseed = 4\n")
+    config = RunConfig.from_file(tmp_path / "run.toml")
+    for copy in (config.updated(["federation.seed=5"]), config.for_rule("fedavg")):
+        assert copy.import_folders == (tmp_path, Path.cwd())
+
+
 def test_a_configuration_survives_its_own_file(tmp_path: Path) -> None:
     import tomli_w
 
@@ -93,6 +106,16 @@ def test_all_problems_are_reported_together() -> None:
         ("data.partition.examples_per_client=[9, 3]", r"got \[9, 3\]; must be \[low, high\]"),
         ("data.partition.shape=[1, -1]", r"data.partition.shape.1: got -1; should be"),
         ("data.partition.alpha=1", "unknown 'alpha'"),
+        ("federation.num_rounds=" + "9" * 400, "got 9{60}... of 400 characters; should be less"),
+        ("federation.num_rounds=" + "9" * 5000, "should be a valid integer"),
+        ("training.threads=1000000", "training.threads: got 1000000; should be less"),
+        ("training.device=cuda:99999999999", "must be 'auto', 'cpu', 'cuda', or 'cuda:0'"),
+        ("federation.round_timeout=1e300", "federation.round_timeout: got 1e"),
+        ("data.partition.examples_per_client=[1, 1000000000000]", "examples_per_client.1: got"),
+        ("federation.num_clients='20'", "federation.num_clients: got '20'; should be a valid int"),
+        ("federation.seed=true", "federation.seed: got True; should be a valid integer"),
+        ("rules.fedavg=3", "rules.fedavg: got 3; must be a section of keys and values"),
+        ("rules.fedavg.foo=3", "rules.fedavg.foo: unknown 'foo'"),
         ("seed=1", "must have the form section.key=VALUE"),
         ("federation.seed", "must have the form section.key=VALUE"),
         ("data.name.x=1", None),
@@ -168,7 +191,22 @@ def test_files_that_are_not_there_or_not_toml_are_named(tmp_path: Path) -> None:
                 }
             },
             DataError,
-            "concentration 0.001 and num_clients 20 leaves a client",
+            "with concentration 0.001 and num_clients 20 leaves a client",
+        ),
+        (
+            {"data": {"partition": {"kind": "iid", "min_examples": 900}}},
+            DataError,
+            "kind 'iid' with num_clients 20 leaves client 2 with 72 examples, fewer than min",
+        ),
+        (
+            {"data": {"name": "synthetic", "options": {"model_spread": float("nan")}}},
+            DataError,
+            "got model_spread nan, data_spread 1.0; both are variances and must be from 0",
+        ),
+        (
+            {"model": {"options": {"hidden": [10**12]}}},
+            ConfigError,
+            "can't allocate memory",
         ),
         (
             {"data": {"partition": {"kind": "classes", "classes_per_client": 11}}},

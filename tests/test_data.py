@@ -176,6 +176,16 @@ def test_synthetic_data_is_heterogeneous_by_its_two_parameters() -> None:
         return float(torch.stack(means).std())
 
     assert centres(25.0) > 2 * centres(0.0)
+    config = RunConfig(data={"name": "synthetic"})
+    data = load_federated_data(config)
+    sizes = [client.num_examples for client in data.clients]
+    assert min(sizes) > 40  # 50 + lognormal, less a tenth
+    assert data.test.num_examples == pytest.approx(sum(sizes) / 9, rel=0.05)
+    train = torch.cat(
+        [next(c.batches([torch.arange(c.num_examples)], CPU))[0] for c in data.clients]
+    )
+    test = next(data.test.batches([torch.arange(data.test.num_examples)], CPU))[0]
+    assert not len({tuple(r) for r in test.tolist()} & {tuple(r) for r in train.tolist()})
     with pytest.raises(ConfigError, match=r"data\.options of 'synthetic': unknown 'alpha'"):
         load_federated_data(RunConfig(data={"name": "synthetic", "options": {"alpha": 1}}))
 

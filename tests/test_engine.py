@@ -9,15 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import CLASSES, FEATURES, as_datasets, linear_model, softmax_clients
+from helpers import (
+    CLASSES,
+    FEATURES,
+    as_datasets,
+    linear_model,
+    softmax_clients,
+    softmax_gradient,
+)
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedopt_flwr import ConfigError, RunConfig, simulate
 from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.data import as_client_data, from_datasets
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.experiment import Experiment
 from fedopt_flwr.metrics import RoundRecord, holds_from, rounds_to_target, summarize
+from fedopt_flwr.objectives import ModelObjective, accuracy, evaluate
+from fedopt_flwr.simulation import run_experiment
+from fedopt_flwr.vectors import FlatModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
 # one rule of each kind of state in the fast suite, all of them in the slow one
@@ -242,3 +253,76 @@ def test_a_function_that_returns_one_module_twice_is_refused() -> None:
     settings = {"federation": {"num_clients": 2, "clients_per_round": 2, "num_rounds": 1}}
     with pytest.raises(ConfigError, match="model: the function returned the same module twice"):
         simulate(settings, model=lambda: module, client_data=data, workers=2)
+
+
+def test_evaluation_and_full_gradients_weigh_their_chunks_by_examples() -> None:
+    """1,201 examples are cut into chunks of 401 and 400, and the last one is unlike the others."""
+    (x, y), scale = softmax_clients([1201])[0], np.ones((1201, 1), dtype=np.float32)
+    scale[801:] = 30.0
+    data = TensorDataset(torch.from_numpy(x * scale), torch.from_numpy(y))
+    model, loss = FlatModel(linear_model()), nn.functional.cross_entropy
+    value, share = evaluate(model, as_client_data(data), loss, accuracy)
+    outputs = linear_model()(data.tensors[0]).double()
+    assert value == pytest.approx(loss(outputs, data.tensors[1]).item(), rel=1e-6)
+    assert share == pytest.approx(
+        float((outputs.argmax(1) == data.tensors[1]).double().mean()), rel=1e-6
+    )
+    objective = ModelObjective(model, loss, as_client_data(data), [])
+    expected = softmax_gradient(model.vector.double().numpy(), x * scale, y)
+    gradient = objective.full_gradient(model.vector.clone())
+    np.testing.assert_allclose(gradient.numpy(), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_train_loss_weighs_unequal_batches_by_their_examples() -> None:
+    """Ten examples in batches of 4, 3 and 3, with steps too short to move the model."""
+    data = softmax_clients([10])
+    settings = config(
+        "fedavg", federation={"num_clients": 1, "clients_per_round": 1, "num_rounds": 1}
+    )
+    settings["algorithm"]["client_learning_rate"] = 1e-12
+    settings["training"] = {"local_epochs": 1, "batch_size": 4}
+    record = simulate(settings, model=linear_model, client_data=as_datasets(data)).rounds[0]
+    x, y = (torch.from_numpy(part) for part in data[0])
+    expected = nn.functional.cross_entropy(linear_model()(x).double(), y).item()
+    assert record.train_loss == pytest.approx(expected, rel=1e-6)
+
+
+def test_every_worker_trains_with_the_configured_threads() -> None:
+    seen: set[int] = set()
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = linear_model()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.add(torch.get_num_threads())
+            return self.layer(x)
+
+    settings = config("fedavg", training={"threads": 3, "local_steps": 2})
+    settings["federation"] = {"num_clients": 4, "clients_per_round": 4, "num_rounds": 2}
+    experiment = Experiment(
+        RunConfig(**settings),
+        model=Counting,
+        data=from_datasets(as_datasets(softmax_clients([9] * 4)), None, RunConfig(**settings)),
+    )
+    seen.clear()  # of the trial
+    run_experiment(experiment, workers=2)
+    assert seen == {3}
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_buffers_do_not_depend_on_the_workers(buffers: str) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES))
+
+    data = as_datasets(softmax_clients([30, 20, 40, 25, 35, 50]))
+    settings = config("scaffold_m", federation={"num_clients": 6, "clients_per_round": 4})
+    settings["federation"] |= {"num_rounds": 5, "buffers": buffers}
+    one, two = (
+        simulate(settings, model=model, client_data=data, test_data=data[0], workers=workers)
+        for workers in (1, 2)
+    )
+    states = [run.model.state_dict() for run in (one, two)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert [r.test_loss for r in one.rounds] == [r.test_loss for r in two.rounds]

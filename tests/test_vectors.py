@@ -115,6 +115,23 @@ def complex_buffer() -> nn.Module:
     return module
 
 
+def bfloat16_buffer() -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.register_buffer("scale", torch.ones(2, dtype=torch.bfloat16))
+    return module
+
+
+def bfloat16_frozen() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16().requires_grad_(False))
+
+
+class WithExtraState(nn.Linear):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("factory", "text"),
     [
@@ -124,6 +141,10 @@ def complex_buffer() -> nn.Module:
         (lambda: nn.Linear(2, 2).double(), "'weight': dtype torch.float64"),
         (lambda: nn.LazyLinear(2), "'weight': is lazy"),
         (complex_buffer, "buffer 'phase': dtype torch.complex64"),
+        (bfloat16_buffer, "buffer 'scale': dtype torch.bfloat16 has no NumPy equivalent"),
+        (bfloat16_frozen, "parameter '1.weight': dtype torch.bfloat16 has no NumPy equivalent"),
+        (lambda: nn.Linear(2, 2, device="meta"), "parameter 'weight': is on device meta"),
+        (lambda: WithExtraState(2, 2), r"state '_extra_state': comes from get_extra_state\(\)"),
     ],
 )
 def test_what_cannot_be_one_vector_is_refused_by_name(factory: object, text: str) -> None:

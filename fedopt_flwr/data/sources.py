@@ -99,7 +99,8 @@ def _synthetic(config: RunConfig, model_spread: float = 1.0, data_spread: float 
     Client k: n_k ~ 50 + lognormal(4, 2); x ~ N(v_k, diag(j^-1.2)) in 60 dimensions with
     v_k ~ N(B_k, 1), B_k ~ N(0, β); y = argmax(Wx + b) over 10 classes with W, b ~ N(u_k, 1),
     u_k ~ N(0, α). `model_spread` is α and `data_spread` is β, both variances, both >= 0. A tenth of
-    each client's examples is for the test.
+    each client's examples is for the test. As in the paper, u_k moves the scores of all classes
+    alike: α changes no label, and clients label unlike because W and b are each client's own.
     """
     if not (0 <= model_spread <= _LARGEST_SPREAD and 0 <= data_spread <= _LARGEST_SPREAD):
         raise DataError(

@@ -1,0 +1,406 @@
+"""The user's own module, loss, metric, data and rule: what they may be, what is refused and how."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from helpers import CLASSES, FEATURES, as_datasets, linear_model, softmax_clients
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from fedopt_flwr import ConfigError, DataError, FedoptError, RunConfig, RunError, simulate
+from fedopt_flwr.algorithm import Algorithm
+from fedopt_flwr.data import as_client_data
+from fedopt_flwr.errors import FedoptWarning
+from fedopt_flwr.trial import try_training
+from fedopt_flwr.vectors import FlatModel
+
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
+HERE = __name__
+
+
+def settings(num_clients: int = 3, **sections: Any) -> dict[str, Any]:
+    return {
+        "algorithm": {"name": "fedavg"},
+        "federation": {
+            "num_clients": num_clients,
+            "clients_per_round": num_clients,
+            "num_rounds": 2,
+        },
+        "training": {"local_steps": 2, "batch_size": 4},
+    } | sections
+
+
+def three(size: int = 9) -> list[TensorDataset]:
+    return as_datasets(softmax_clients([size] * 3))
+
+
+class Module(nn.Module):
+    """A linear layer behind something that the test wants to see."""
+
+    def __init__(self, before: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.before = linear_model(), before
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.before(x)
+        return self.layer(x)
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    def function(*_: Any) -> Any:
+        raise error
+
+    return function
+
+
+def wide() -> nn.Module:
+    return nn.Linear(FEATURES + 1, CLASSES)
+
+
+def narrow() -> nn.Module:
+    return nn.Linear(FEATURES, CLASSES - 1)
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES))
+
+
+MODELS = {
+    "raises": (
+        lambda: Module(raises(KeyError("sensor"))),
+        r"model: failed on .*KeyError: 'sensor'",
+    ),
+    "exits": (lambda: Module(raises(SystemExit(3))), r"model: failed on .*SystemExit: 3"),
+    "cannot be made": (raises(OSError("no weights")), "model: the function failed: OSError"),
+    "exits when made": (raises(SystemExit(3)), "model: the function failed: SystemExit"),
+    "does not fit": (
+        wide,
+        r"model: failed on inputs float32 \[2, 4\] and targets int64 \[2\] of client 0: .*model.na",
+    ),
+    "too few outputs": (narrow, r"client \d: has an example of class 2; the model has 2 outputs"),
+    "no module": (lambda: 3, "the factory returned a int; it must return an nn.Module"),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_model_that_cannot_train_is_refused_before_the_run(case: str, tmp_path: Path) -> None:
+    model, text = MODELS[case]
+    config = settings(output={"directory": tmp_path / "run"})
+    with pytest.raises(FedoptError, match=text) as caught:
+        simulate(config, model=model, client_data=three())
+    assert caught.value.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_module_in_place_of_a_function_is_refused() -> None:
+    with pytest.raises(ConfigError, match="model: got a module of type Linear; give a function"):
+        simulate(settings(), model=linear_model(), client_data=three())
+
+
+LOSSES = {
+    "raises": (raises(ZeroDivisionError("zero")), r"model.loss: failed on .*ZeroDivisionError"),
+    "one number an example": (
+        lambda outputs, targets: functional.cross_entropy(outputs, targets, reduction="none"),
+        r"model.loss: returned float32 \[2\].* must return the mean over the batch",
+    ),
+    "none": (lambda outputs, targets: None, "model.loss: returned NoneType"),
+    "detached": (lambda outputs, targets: outputs.detach().mean(), "without a gradient"),
+    "no function": ("mse", "loss: got 'mse'; must be a function"),
+}
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_a_loss_that_is_none_is_refused_before_the_run(case: str) -> None:
+    loss, text = LOSSES[case]
+    with pytest.raises(ConfigError, match=text):
+        simulate(settings(), model=linear_model, client_data=three(), loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        (raises(RuntimeError("metric")), "model.metric: failed on .*RuntimeError: metric"),
+        (lambda outputs, targets: "good", "model.metric: failed on .*could not convert"),
+        (3, "metric: got 3; must be a function"),
+    ],
+)
+def test_a_metric_that_is_none_is_refused_before_the_run(metric: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        simulate(
+            settings(), model=linear_model, client_data=three(), test_data=three()[0], metric=metric
+        )
+
+
+def test_a_metric_that_fails_later_ends_the_run_with_its_text() -> None:
+    calls: list[int] = []
+
+    def metric(outputs: Tensor, targets: Tensor) -> float:
+        calls.append(len(targets))
+        if len(calls) == 4:  # after the trial, the initial model and round 1
+            raise ValueError("no positives")
+        return 1.0
+
+    with pytest.raises(RunError, match="evaluation on the test data failed: ValueError: no posit"):
+        simulate(
+            settings(), model=linear_model, client_data=three(), test_data=three()[0], metric=metric
+        )
+
+
+class Unreadable(Dataset):
+    """`first` examples can be read."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index >= self.first:
+            raise ValueError(f"image {index} is broken")
+        return torch.full((FEATURES,), float(index)), index % CLASSES
+
+
+class NoPairs(Unreadable):
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.zeros(2, FEATURES)
+
+
+class Endless(IterableDataset):
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        yield torch.zeros(FEATURES), 0
+
+
+def changed(inputs: Callable[[Tensor], Tensor], labels: Callable[[Tensor], Tensor]) -> list[Any]:
+    return [TensorDataset(inputs(d.tensors[0]), labels(d.tensors[1])) for d in three()]
+
+
+def same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+DATA = {
+    "no list": (
+        dict(enumerate(three())),
+        "client_data: got an object of type dict; must be a list",
+    ),
+    "arrays": (
+        [(np.zeros((9, 4)), np.zeros(9))] * 3,
+        "client 0: data set: .*type tuple.*as_tensor",
+    ),
+    "endless": ([Endless()] * 3, "client 0: data set: got an object of type Endless"),
+    "a number": ([5, 5, 5], "client 0: data set: got an object of type int"),
+    "no pairs": ([NoPairs(9)] * 3, "client 0: .*got Tensor instead of a pair"),
+    "unreadable": (
+        [Unreadable(0)] * 3,
+        "client 0: .*example 0 cannot be read: ValueError: image 0",
+    ),
+    "float64": (changed(Tensor.double, same), r"failed on inputs float64 \[2, 4\]"),
+    "columns": (changed(same, lambda y: y[:, None]), r"model.loss: .*targets int64 \[2, 1\]"),
+    "negative": (changed(same, lambda y: y - 1), r"client \d: has an example of class -1"),
+}
+
+
+@pytest.mark.parametrize("case", DATA)
+def test_data_that_no_client_can_use_is_refused_before_the_run(case: str) -> None:
+    data, text = DATA[case]
+    with pytest.raises(FedoptError, match=text) as caught:
+        simulate(settings(), model=linear_model, client_data=data)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("test", "text"),
+    [
+        (TensorDataset(torch.zeros(0, 4), torch.zeros(0).long()), "test data: has no example"),
+        (TensorDataset(torch.zeros(5, 7), torch.zeros(5).long()), r"\[2, 7\] .*of the test data"),
+        (TensorDataset(torch.zeros(5, 4), torch.full((5,), 9)), "the test data: .*of class 9"),
+        (7, "test data: data set: got an object of type int"),
+    ],
+)
+def test_test_data_that_cannot_be_used_are_refused_before_the_run(test: Any, text: str) -> None:
+    with pytest.raises(FedoptError, match=text):
+        simulate(settings(), model=linear_model, client_data=three(), test_data=test)
+
+
+@pytest.mark.parametrize(
+    "odd", [Unreadable(0), TensorDataset(torch.zeros(20, 7), torch.zeros(20).long())]
+)
+def test_one_client_that_cannot_be_used_is_a_warning_and_its_failure(odd: Any) -> None:
+    data = three()
+    data[1] = odd
+    with pytest.warns(FedoptWarning, match=r"client 1.*; this client will fail in its rounds"):
+        result = simulate(settings(), model=linear_model, client_data=data)
+    assert [(r.clients, r.failures) for r in result.rounds] == [([0, 2], 1)] * 2
+
+
+def test_a_label_that_the_model_has_not_is_refused_wherever_it_is() -> None:
+    data = three()
+    data[2].tensors[1][7] = 5
+    with pytest.raises(DataError, match="client 2: has an example of class 5; the model has 3"):
+        simulate(settings(), model=linear_model, client_data=data)
+    data[2].tensors[1][7] = -100  # what cross-entropy leaves out
+    assert simulate(settings(), model=linear_model, client_data=data).summary["failures"] == 0
+
+
+def test_batch_norm_needs_a_client_with_two_examples() -> None:
+    with pytest.raises(ConfigError, match="client 0: ValueError: Expected more than 1 value"):
+        simulate(settings(), model=with_batch_norm, client_data=three(1))
+    one_by_one = settings(training={"batch_size": 1})
+    with pytest.raises(ConfigError, match="batch norm may need batches of two or more"):
+        simulate(one_by_one, model=with_batch_norm, client_data=three())
+
+
+def test_the_trial_leaves_no_trace() -> None:
+    """Batch norm's statistics, gradients and torch's generator are as they were."""
+    model = FlatModel(with_batch_norm())
+    dropping = FlatModel(nn.Sequential(nn.Dropout(), linear_model()))
+    before = torch.get_rng_state()
+    start = {k: v.clone() for k, v in model.read_buffers().items()}
+    data = {0: as_client_data(three()[0])}
+    assert try_training(model, functional.cross_entropy, data) is False
+    assert all(torch.equal(v, start[k]) for k, v in model.read_buffers().items())
+    assert not model.gradient.any()
+    assert try_training(dropping, functional.cross_entropy, data) is True
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Shifted(TensorDataset):
+    """A data set with a transform of its own, in place of its tensors' values."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = super().__getitem__(index)
+        return x + 1, y
+
+
+def test_a_transform_of_the_users_data_set_counts() -> None:
+    plain = three()
+    shifted = [Shifted(*d.tensors) for d in plain]
+    by_hand = [TensorDataset(d.tensors[0] + 1, d.tensors[1]) for d in plain]
+    results = [
+        simulate(settings(), model=linear_model, client_data=data).parameters
+        for data in (shifted, by_hand, plain)
+    ]
+    np.testing.assert_array_equal(results[0], results[1])
+    assert not np.array_equal(results[0], results[2])
+    inner = as_client_data(Subset(Subset(shifted[0], [1, 2, 3]), [2]))
+    ((inputs, _),) = list(inner.batches([torch.tensor([0])], torch.device("cpu")))
+    torch.testing.assert_close(inputs[0], plain[0].tensors[0][3] + 1)
+
+
+def test_regression_and_named_inputs_train() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(FEATURES, 1)
+
+        def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+            return self.layer(inputs["signal"])
+
+    data = [
+        [({"signal": x}, x[:1]) for x in dataset.tensors[0]] for dataset in three()
+    ]  # a list of pairs is a map-style data set
+    result = simulate(settings(), model=Named, client_data=data, loss=functional.mse_loss)
+    assert result.summary["failures"] == 0
+    assert result.rounds[1].train_loss < result.rounds[0].train_loss
+
+
+CALLS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a number": (5, {}, "config: got 5; must be a RunConfig"),
+    "no names": ({1: 2}, {}, r"config: got \{1: 2\}"),
+    "workers": ({}, {"workers": 0}, "workers: got 0; must be a whole number from 1"),
+    "no section": ({"federation": 5}, {}, "federation: got 5; must be a section of keys"),
+    "text": ({"federation": {"num_clients": "20"}}, {}, "num_clients: got '20'"),
+    "truth": ({"federation": {"seed": True}}, {}, "federation.seed: got True"),
+    "fraction": ({"federation": {"num_clients": 4.0}}, {}, "num_clients: got 4.0"),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_arguments_of_another_kind_are_refused(case: str) -> None:
+    config, options, text = CALLS[case]
+    with pytest.raises(ConfigError, match=text):
+        simulate(config, **options)
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    config = RunConfig(
+        federation={"num_clients": np.int64(30), "seed": np.int32(4)},
+        training={"weight_decay": np.float32(0.5)},
+    )
+    assert (config.federation.num_clients, config.federation.seed) == (30, 4)
+    assert config.training.weight_decay == 0.5
+
+
+class Nameless(Algorithm):
+    summary: ClassVar[str] = "has everything but a name"
+
+
+def test_a_rule_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    with pytest.raises(
+        ConfigError, match=rf"the class '{HERE}:Nameless' has no `name`; declare it"
+    ):
+        simulate({"algorithm": {"name": f"{HERE}:Nameless"}})
+
+
+def exiting_loader(**_: Any) -> Any:
+    sys.exit(9)
+
+
+def number_for_data(**_: Any) -> Any:
+    return 5, None
+
+
+@pytest.mark.parametrize(
+    ("loader", "text"),
+    [
+        ("exiting_loader", f"data.name: '{HERE}:exiting_loader' failed: SystemExit: 9"),
+        ("number_for_data", "data set: got an object of type int"),
+    ],
+)
+def test_a_loader_that_gives_no_data_is_refused(
+    loader: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    with pytest.raises(FedoptError, match=text):
+        simulate(settings(data={"name": f"{HERE}:{loader}"}))
+
+
+def test_problems_of_all_parts_are_reported_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        simulate(
+            {
+                "federation": {"clients_per_round": 99},
+                "algorithm": {"name": "fedavg", "client_learning_rate": -1},
+                "rules": {"fedavg": {"momentun": 1}, "scafold": {}},
+            }
+        )
+    assert [line.partition(":")[0] for line in caught.value.problems] == [
+        "federation.clients_per_round",
+        "rules",
+        "algorithm.client_learning_rate",
+        "rules.fedavg.momentun",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        simulate(
+            {
+                "model": {"loss": "mse", "metric": "f1"},
+                "data": {"name": "digit"},
+                "training": {"device": "cuda:7"},
+            }
+        )
+    assert [line.partition(":")[0] for line in caught.value.problems] == [
+        "training.device",
+        "model.loss",
+        "model.metric",
+        "data.name",
+    ]
