@@ -14,6 +14,7 @@ from helpers import (
     FEATURES,
     as_datasets,
     linear_model,
+    open_run,
     softmax_clients,
     softmax_gradient,
 )
@@ -22,12 +23,12 @@ from torch.utils.data import TensorDataset
 
 from fedopt_flwr import ConfigError, RunConfig, simulate
 from fedopt_flwr.algorithms import ALGORITHMS
-from fedopt_flwr.data import as_client_data, from_datasets
+from fedopt_flwr.data import as_client_data
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.experiment import Experiment
+from fedopt_flwr.flower import FederatedClient
 from fedopt_flwr.metrics import RoundRecord, holds_from, rounds_to_target, summarize
 from fedopt_flwr.objectives import ModelObjective, accuracy, evaluate
-from fedopt_flwr.simulation import run_experiment
 from fedopt_flwr.vectors import FlatModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
@@ -287,7 +288,8 @@ def test_train_loss_weighs_unequal_batches_by_their_examples() -> None:
     assert record.train_loss == pytest.approx(expected, rel=1e-6)
 
 
-def test_every_worker_trains_with_the_configured_threads() -> None:
+def test_a_client_trains_with_the_threads_that_it_is_told() -> None:
+    """Wherever it runs: here its process has been using one."""
     seen: set[int] = set()
 
     class Counting(nn.Module):
@@ -299,15 +301,18 @@ def test_every_worker_trains_with_the_configured_threads() -> None:
             seen.add(torch.get_num_threads())
             return self.layer(x)
 
+    class ElsewhereClient(FederatedClient):
+        def fit(self, *arguments: Any) -> Any:
+            seen.clear()
+            torch.set_num_threads(1)
+            return super().fit(*arguments)
+
+    def elsewhere(client: FederatedClient) -> FederatedClient:
+        return ElsewhereClient(client.client_id, client.data, client._models, client._states)
+
     settings = config("fedavg", training={"threads": 3, "local_steps": 2})
-    settings["federation"] = {"num_clients": 4, "clients_per_round": 4, "num_rounds": 2}
-    experiment = Experiment(
-        RunConfig(**settings),
-        model=Counting,
-        data=from_datasets(as_datasets(softmax_clients([9] * 4)), None, RunConfig(**settings)),
-    )
-    seen.clear()  # of the trial
-    run_experiment(experiment, workers=2)
+    settings["federation"] = {"num_clients": 2, "clients_per_round": 2, "num_rounds": 1}
+    open_run(settings, as_datasets(softmax_clients([9, 9])), Counting, wrap=elsewhere)
     assert seen == {3}
 
 
