@@ -1,0 +1,74 @@
+"""What counts as divergence, and what a run says of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers import (
+    linear_model,
+)
+from test_more_rule_facts import (
+    DATA,
+    config,
+)
+
+from fedopt_flwr import simulate
+from fedopt_flwr.errors import FedoptWarning
+from fedopt_flwr.metrics import NOT_FINITE, RoundRecord, diverged_at
+
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
+
+
+def test_a_run_that_diverges_says_so_and_leaves_strict_json(tmp_path: Path) -> None:
+    settings = {
+        **config("fedavg", 6, 12, client_learning_rate=50.0),
+        "training": {"local_steps": 4, "batch_size": 4, "weight_decay": 0.1},
+        "output": {"directory": str(tmp_path / "run")},
+    }
+    with pytest.warns(FedoptWarning, match=r"fedavg: diverged in round \d+: .* lower the learning"):
+        result = simulate(settings, model=linear_model, client_data=DATA)
+    assert result.summary["diverged_at"] is not None
+
+    def refuse(text: str) -> None:
+        raise AssertionError(text)
+
+    for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=refuse)
+
+
+def with_losses(*losses: float | None) -> list[RoundRecord]:
+    return [RoundRecord(t, test_loss=loss) for t, loss in enumerate(losses, 1)]
+
+
+def test_what_counts_as_diverged() -> None:
+    assert diverged_at(with_losses(2.0, 1.0, 2.1, 0.5)) is None
+    assert diverged_at(with_losses(2.0, None, 41.0)) == 3
+    assert diverged_at(with_losses(50.0), initial_loss=2.3) == 1
+    # back where an untrained model is, after it had learned
+    assert diverged_at(with_losses(1.5, 0.6, 1.4, 2.4, 2.2), initial_loss=2.3) == 3
+    assert diverged_at(with_losses(1.5, 0.6, 2.4, 0.9), initial_loss=2.3) is None
+    assert diverged_at(with_losses(2.2, 2.3, 2.2), initial_loss=2.3) is None  # never learned
+    failed = with_losses(None)
+    failed[0].errors = [{"client": i, "error": f"'delta' is {NOT_FINITE}: 3"} for i in range(2)]
+    assert diverged_at(failed) == 1
+    failed[0].clients = [2]
+    assert diverged_at(failed) is None
+
+
+@pytest.mark.parametrize("eta", [1e6, 1e30])
+def test_a_rate_that_is_far_too_large_is_noticed(eta: float) -> None:
+    settings = config("fedavg", 6, 3, client_learning_rate=eta)
+    with pytest.warns(FedoptWarning, match=r"fedavg: diverged in round 1: .* lower the learning"):
+        simulate(settings, model=linear_model, client_data=DATA, test_data=DATA[3])
+
+
+@pytest.mark.slow
+def test_padamfed_dog_that_grows_too_far_is_noticed() -> None:
+    settings = {"algorithm": {"name": "padamfed_dog"}, "federation": {"num_rounds": 500}}
+    with pytest.warns(FedoptWarning, match=r"padamfed_dog: diverged in round \d+"):
+        result = simulate(settings)
+    assert result.summary["best_test_accuracy"] > 0.85
+    assert result.summary["final_test_accuracy"] < 0.2

@@ -1,0 +1,125 @@
+"""Schedules of the learning rates; clipping, weight decay and momentum of every gradient."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from helpers import (
+    CLASSES,
+    FEATURES,
+    linear_model,
+    open_run,
+)
+from test_more_rule_facts import (
+    CLIENTS,
+    DATA,
+    WITH_CONTROL_VARIATES,
+    config,
+    final,
+    with_training,
+)
+from torch import nn
+from torch.nn import functional
+
+from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.config import ScheduleSection
+from fedopt_flwr.objectives import ModelObjective, batch_positions
+from fedopt_flwr.schedules import rate_factor, scheduled
+from fedopt_flwr.vectors import FlatModel
+
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
+
+
+def test_schedules_by_hand() -> None:
+    section = ScheduleSection(step_rounds=3, step_factor=0.5)
+    cosine = [rate_factor("cosine", section, t, 4) for t in (1, 2, 3, 4)]
+    assert cosine == pytest.approx([1, 0.5 + 0.5 * 0.5**0.5, 0.5, 0.5 - 0.5 * 0.5**0.5])
+    assert [rate_factor("step", section, t, 9) for t in (1, 3, 4, 7)] == [1, 1, 0.5, 0.25]
+    assert rate_factor("inverse_sqrt", section, 4, 9) == 0.5
+    assert rate_factor("constant", section, 4, 9) == 1
+    rule = ALGORITHMS["fedavg"](client_learning_rate=0.4)
+    changed = scheduled(rule, ScheduleSection(client="inverse_sqrt"), 4, 9)
+    assert (changed.client_learning_rate, changed.server_learning_rate) == (0.2, 1.0)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_rule_runs_under_a_schedule_and_keeps_c(name: str) -> None:
+    settings = {**config(name, 3, 8), "schedule": {"client": "cosine", "server": "inverse_sqrt"}}
+    run = open_run(settings, DATA)
+    assert all(record.failures == 0 for record in run.records)
+    rates = [r.chosen.get("client_learning_rate") for r in run.records if r.round > 1]
+    assert len(set(rates)) == 7
+    assert None not in rates
+    if name in WITH_CONTROL_VARIATES:
+        c = run.strategy.state["control_variate"]
+        gap = float((run.mean_control_variate() - c).abs().max())
+        assert gap < 1e-5 * max(1.0, float(c.abs().max()))
+    constant = open_run(config(name, 3, 8), DATA).strategy.state["model"]
+    assert not torch.equal(run.strategy.state["model"], constant)
+
+
+def test_a_schedule_sends_what_could_no_longer_be_derived() -> None:
+    settings = {**config("scaffold", 3, 5), "schedule": {"client": "cosine"}}
+    assert open_run(settings, DATA).records[-1].uplink_vectors == 6
+    assert open_run(config("scaffold", 3, 5), DATA).records[-1].uplink_vectors == 3
+    settings = {**config("fedavg_m_vr", 3, 5), "schedule": {"client": "cosine"}}
+    assert open_run(settings, DATA).records[-1].downlink_vectors == 9
+    assert open_run(config("fedavg_m_vr", 3, 5), DATA).records[-1].downlink_vectors == 6
+
+
+def test_objective_options_are_those_of_torchs_sgd() -> None:
+    inputs, targets = (torch.from_numpy(part) for part in CLIENTS[3])
+    plain = linear_model()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.3, momentum=0.7, weight_decay=0.1)
+    positions = batch_positions(50, 8, 6, None, seed=1)
+    for rows in positions:
+        optimizer.zero_grad()
+        functional.cross_entropy(plain(inputs[rows]), targets[rows]).backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.4)
+        optimizer.step()
+    model = FlatModel(linear_model(), torch.device("cpu"))
+    from fedopt_flwr.data.client_data import as_client_data
+
+    objective = ModelObjective(
+        model,
+        functional.cross_entropy,
+        as_client_data(DATA[3]),
+        positions,
+        weight_decay=0.1,
+        clip_norm=0.4,
+        gradient_momentum=0.7,
+    )
+    y = objective.working_copy(model.vector.clone())
+    for batch in objective.batches():
+        y.sub_(objective.gradient(y, batch), alpha=0.3)
+    expected = torch.cat([p.detach().ravel() for p in plain.parameters()])
+    torch.testing.assert_close(y, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "scaffold_m"])
+def test_the_lean_uplink_stays_exact_with_clipping_momentum_and_decay(name: str) -> None:
+    ends = []
+    for lean in (True, False):
+        settings = with_training(
+            config(name, 3, 20, lean_uplink=lean),
+            clip_norm=0.3,
+            weight_decay=0.01,
+            gradient_momentum=0.5,
+        )
+        run = open_run(settings, DATA)
+        c = run.strategy.state["control_variate"]
+        assert float((run.mean_control_variate() - c).abs().max()) < 1e-5
+        ends.append(run.strategy.state["model"])
+    torch.testing.assert_close(*ends, atol=1e-4, rtol=0)
+    assert ends[0].numel() == CLASSES * (FEATURES + 1)
+
+
+def test_two_points_of_a_batch_have_a_momentum_each() -> None:
+    """A VR rule at x⁻ = x must find both sums alike, so that its correction vanishes."""
+    one = with_training(config("scaffold_m_vr", 6, 1, momentum=0.5), gradient_momentum=0.6)
+    one["training"]["local_steps"] = 1
+    plain = with_training(config("scaffold", 6, 1), gradient_momentum=0.6)
+    plain["training"]["local_steps"] = 1
+    one["training"]["batch_size"] = plain["training"]["batch_size"] = 0
+    np.testing.assert_allclose(final(one), final(plain), atol=1e-6)
