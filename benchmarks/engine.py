@@ -229,7 +229,9 @@ def main() -> None:
     if not arguments.memory and not arguments.ray:
         torch.set_num_threads(1)
         data = load_federated_data(make_config("cnn", "fedavg", 1))
-        print(f"torch {torch.__version__}, {os.cpu_count()} cores; engine / loop: median over pairs")
+        print(
+            f"torch {torch.__version__}, {os.cpu_count()} cores; engine / loop: median over pairs"
+        )
         for model, algorithm, workers in (
             ("cnn", "fedavg", 1),
             ("cnn", "padamfed", 1),

@@ -99,7 +99,7 @@ class Algorithm(BaseModel):
     the start pass (round 0, all clients), empty for rules without one.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
     name: ClassVar[str]
     server_state: ClassVar[tuple[str, ...]] = ("model",)  # names of the server's vectors

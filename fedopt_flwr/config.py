@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -18,7 +19,7 @@ from pydantic import (
 )
 
 from .errors import ConfigError, validation_problems
-from .settings import apply_setting, read_toml
+from .settings import apply_setting, plain, read_toml, storable
 
 MAX_SEED = 2**63 - 1
 _RuleCheck = Callable[[Mapping[str, Any], Mapping[str, Any]], list[str]]
@@ -26,6 +27,7 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 Seconds = Annotated[float, Field(gt=0, le=10**7)]  # gRPC and locks overflow on much longer waits
 Rate = Annotated[float, Field(ge=0)]
 _Shape = Annotated[float, Field(ge=1e-6, le=10**6)]  # of a distribution
+_Options = Annotated[dict[str, Any], AfterValidator(storable)]
 _Path = Annotated[Path, Field(strict=False)]  # from text
 
 
@@ -40,11 +42,8 @@ class _Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _plain_numbers(cls, values: Any) -> Any:
-        """Take NumPy's numbers, which strict checks would refuse, for Python's."""
-        if not isinstance(values, dict):
-            return values
-        return {k: v.item() if getattr(v, "shape", None) == () else v for k, v in values.items()}
+    def _plain_values(cls, values: Any) -> Any:
+        return plain(values)
 
 
 class AlgorithmSection(_Section):
@@ -146,12 +145,12 @@ class DataSection(_Section):
     name: str = "digits"
     partition: PartitionSection = PartitionSection()
     path: _Path | None = None  # $FEDOPT_DATA, else the user's cache
-    options: dict[str, Any] = {}  # of `synthetic`, `emnist` and of the user's own loader
+    options: _Options = {}  # of `synthetic`, `emnist` and of the user's own loader
 
 
 class ModelSection(_Section):
     name: str = "mlp"
-    options: dict[str, Any] = {}
+    options: _Options = {}
     loss: str = "cross_entropy"
     metric: str = "accuracy"
 
@@ -193,7 +192,7 @@ class RunConfig(_Section):
     """
 
     algorithm: AlgorithmSection = AlgorithmSection()
-    rules: dict[str, dict[str, Any]] = {}  # hyperparameters by rule, below those of [algorithm]
+    rules: dict[str, _Options] = {}  # hyperparameters by rule, below those of [algorithm]
     federation: FederationSection = FederationSection()
     training: TrainingSection = TrainingSection()
     schedule: ScheduleSection = ScheduleSection()

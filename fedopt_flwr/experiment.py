@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from . import generators
 from .algorithm import ClientId
 from .algorithms import make_rule
 from .config import RunConfig
-from .data import ClientData, FederatedData, load_federated_data
-from .data.federated import require_examples
-from .errors import ConfigError, FedoptError, RunError, collected, raise_together
+from .data import ClientData, FederatedData, load_federated_data, require_examples
+from .devices import pick_device
+from .errors import (
+    ConfigError,
+    FedoptError,
+    FedoptWarning,
+    RunError,
+    about,
+    collected,
+    raise_together,
+)
 from .flower import ModelPool
 from .flower.messages import Instruction
-from .models import make_model, seeded_module
+from .imports import is_import_path
+from .models import find_model, make_model, seeded_module
 from .objectives import (
     Evaluation,
     Loss,
     Metric,
+    accuracy,
     evaluate,
     named_loss,
     named_metric,
 )
+from .seeding import derive
 from .trial import try_evaluation, try_training
 from .vectors import FlatModel
-
-
-def pick_device(name: str) -> torch.device:
-    """Return the device of that name; "auto" is CUDA where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"training.device: got {name!r}; this machine has {torch.cuda.device_count()} CUDA "
-            "devices; use 'auto' or 'cpu'"
-        )
-    return device
 
 
 class Experiment:
@@ -64,7 +64,10 @@ class Experiment:
         with collected(errors):
             self.loss = loss or named_loss(config.model.loss, folders)
         with collected(errors):
-            self.metric = metric or named_metric(config.model.metric, folders)
+            self.metric: Metric | None = metric or named_metric(config.model.metric, folders)
+        with collected(errors):
+            if model is None:
+                find_model(config.model.name, folders)
         with collected(errors):
             self._loaded = data or load_federated_data(config)
             require_examples(dict(enumerate(self._loaded.clients)))
@@ -73,23 +76,60 @@ class Experiment:
         self.given: list[str] = []  # what came as Python objects instead of from the configuration
         self._factory = model
         self._modules: list[nn.Module] = []  # that were made here
-        self.model = self.make_model()  # the server's
-        self.data = self._loaded.on_device(self.device)
+        self.metric = self._usable_metric(self.metric)
+        try:
+            self.model = self.make_model()  # the server's
+            self.data = self._loaded.on_device(self.device)
+            self.stochastic = self._try()
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"training.device: {str(self.device)!r} has too little memory: {error}; use a "
+                "smaller model or batch, or 'cpu'"
+            ) from error
+
+    def _usable_metric(self, metric: Metric | None) -> Metric | None:
+        """Accuracy is of class indices; for other targets there is the loss alone."""
+        test = self._loaded.test
+        if metric is not accuracy or test is None:
+            return metric
+        first = torch.zeros(1, dtype=torch.int64)
+        with about("test data"), generators.kept(first.device):
+            _, targets = next(test.batches([first], torch.device("cpu")))
+        if not isinstance(targets, Tensor) or (
+            targets.ndim > 0 and not targets.is_floating_point()
+        ):
+            return metric
+        warnings.warn(
+            "model.metric: accuracy needs class indices, which the targets of the test data are "
+            "not; only the loss is measured; name a metric of your own for more",
+            FedoptWarning,
+            stacklevel=2,
+        )
+        return None
+
+    def _try(self) -> bool:
+        """Try all parts on some data; return whether training draws from a global generator."""
         clients: dict[ClientId, ClientData] = dict(enumerate(self.data.clients))
-        batch_size = config.training.batch_size
-        self.stochastic = try_training(self.model, self.loss, clients, batch_size)
-        if self.data.test is not None:
-            try_evaluation(self.model, self.loss, self.metric, self.data.test)
+        batch_size, test = self.config.training.batch_size, self.data.test
+        is_random = try_training(self.model, self.loss, clients, batch_size)
+        if test is not None:
+            local = self._uses_batch_statistics(self.model)
+            try_evaluation(self.model, self.loss, self.metric, test, use_batch_statistics=local)
+        return is_random
+
+    def _uses_batch_statistics(self, model: FlatModel) -> bool:
+        return self.config.federation.buffers == "local" and model.has_buffers
 
     def make_model(self) -> FlatModel:
         """Return a new model at x⁰; the same for the server and every worker."""
         seed, section = self.config.federation.seed, self.config.model
         if self._factory is not None:
             module = seeded_module(self._factory, seed)
-            if any(module is other for other in self._modules):
+            known = {id(p) for other in self._modules for p in other.parameters()}
+            if any(id(p) in known for p in module.parameters() if p.requires_grad):
                 raise ConfigError(
-                    "model: the function returned the same module twice; it must make a new one at "
-                    "every call, since workers train at the same time"
+                    "model: the function returned the same module twice, or parts of it; it must "
+                    "make a new one at every call, since workers train at the same time"
                 )
             self._modules.append(module)
             return FlatModel(module, self.device)
@@ -97,20 +137,28 @@ class Experiment:
             section.name,
             section.options,
             input_shape=self._loaded.input_shape,
-            num_classes=self._loaded.num_classes,
+            num_classes=self._num_classes(),
             seed=seed,
             folders=self.config.import_folders,
         )
         return FlatModel(module, self.device)
+
+    def _num_classes(self) -> int:
+        """Classes for a built-in model; for others they are not counted, as that reads all data."""
+        builtin = self._factory is None and not is_import_path(self.config.model.name)
+        return self._loaded.num_classes if builtin else 0
 
     def evaluate(self, model: FlatModel) -> Evaluation:
         """Evaluate on the test data; where buffers stay local, by the batch's statistics."""
         test = self.data.test
         if test is None:
             raise ConfigError("test_data: there is none to evaluate on")
-        local = self.config.federation.buffers == "local" and model.has_buffers
+        local = self._uses_batch_statistics(model)
         try:
-            loss, metric = evaluate(model, test, self.loss, self.metric, use_batch_statistics=local)
+            with generators.kept(self.device, derive(self.config.federation.seed, "evaluation")):
+                loss, metric = evaluate(
+                    model, test, self.loss, self.metric, use_batch_statistics=local
+                )
         except (Exception, SystemExit) as error:  # of the user's module, loss, metric or data
             text = f"{type(error).__name__}: {error}"
             raise RunError(f"evaluation on the test data failed: {text}") from error
@@ -118,7 +166,7 @@ class Experiment:
 
     def template(self) -> Instruction:
         """Return what clients are told in every round, under the name of a new run."""
-        shape, classes = self._loaded.input_shape, self._loaded.num_classes
+        shape, classes = self._loaded.input_shape, self._num_classes()
         return Instruction.for_run(self.config, self.model, shape, classes)
 
     def pool(self, size: int) -> ModelPool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,8 @@ def batch_positions(
 
     Local steps walk through freshly shuffled passes and cut them into batches of exactly
     min(B, n_i). An epoch is cut into ⌈n_i/B⌉ batches whose sizes differ by at most one, so that no
-    batch of a single example is left over (batch norm cannot train on one). Where B is 0 or at
+    batch of a single example is left over (batch norm cannot train on one; B = 2 and an odd n_i
+    leave one all the same). Where B is 0 or at
     least n_i, every batch is the whole data in its own order.
     """
     if not 0 < batch_size < num_examples:
@@ -213,7 +215,26 @@ class Evaluation:
     metric_name: str
 
 
-@torch.no_grad()
+@contextlib.contextmanager
+def evaluating(model: FlatModel, use_batch_statistics: bool) -> Iterator[None]:
+    """Have a module evaluate, without gradients; batch statistics leave no trace in buffers."""
+    saved = model.read_buffers() if use_batch_statistics else {}
+    for layer in model.module.eval().modules():
+        if use_batch_statistics and isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.train()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        if saved:
+            model.write_buffers(saved)
+
+
+def evaluation_chunks(data: ClientData) -> list[Tensor]:
+    """Return the positions of each part of the data that is evaluated at once."""
+    return _chunks(torch.arange(data.num_examples))
+
+
 def evaluate(
     model: FlatModel,
     data: ClientData,
@@ -227,20 +248,13 @@ def evaluate(
     With `use_batch_statistics` batch norm layers normalise by the batch instead of by their
     running statistics, which stay as they were.
     """
-    module = model.module.eval()
-    saved = model.read_buffers() if use_batch_statistics else {}
-    if use_batch_statistics:
-        for layer in module.modules():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                layer.train()
-    chunks = _chunks(torch.arange(data.num_examples))
+    chunks = evaluation_chunks(data)
     loss_sum = metric_sum = 0.0
-    for rows, (inputs, targets) in zip(chunks, data.batches(chunks, model.device), strict=True):
-        outputs = module(inputs)
-        loss_sum += float(loss(outputs, targets)) * len(rows)
-        if metric is not None:
-            metric_sum += float(metric(outputs, targets)) * len(rows)
-    if saved:
-        model.write_buffers(saved)
+    with evaluating(model, use_batch_statistics):
+        for rows, (inputs, targets) in zip(chunks, data.batches(chunks, model.device), strict=True):
+            outputs = model.module(inputs)
+            loss_sum += float(loss(outputs, targets)) * len(rows)
+            if metric is not None:
+                metric_sum += float(metric(outputs, targets)) * len(rows)
     count = data.num_examples
     return loss_sum / count, (metric_sum / count if metric is not None else None)

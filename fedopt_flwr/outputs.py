@@ -110,9 +110,16 @@ class RunDirectory:
                 "start a new run"
             ) from error
         kept = [record for record in records if record.round <= last_round]
-        with _replacing(self.path / ROUNDS) as unfinished:
+        rounds = [record.round for record in kept]
+        if rounds not in (list(range(last_round + 1)), list(range(1, last_round + 1))):
+            raise ConfigError(
+                f"--resume: {str(self.path / ROUNDS)!r} holds rounds {rounds}, not all up to that "
+                f"of the checkpoint ({last_round}); put it back or start a new run"
+            )
+        with self._writing("records"), _replacing(self.path / ROUNDS) as unfinished:
             unfinished.write_text("".join(_line(record) for record in kept), encoding="utf-8")
-        self._rounds = (self.path / ROUNDS).open("a", encoding="utf-8")
+        with self._writing("records"):
+            self._rounds = (self.path / ROUNDS).open("a", encoding="utf-8")
         return kept
 
     def add(self, record: RoundRecord) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .algorithm import Algorithm, ClientId, Plan
 from .config import RunConfig
-from .errors import ConfigError, FedoptWarning, RunError
+from .errors import ConfigError, FedoptWarning
 from .experiment import Experiment
 from .flower import FederatedStrategy
 from .metrics import RoundRecord, summarize
@@ -38,6 +38,15 @@ class Result:
     model: nn.Module
     rounds: list[RoundRecord]
     summary: dict[str, Any]
+
+    @property
+    def last_error(self) -> str | None:
+        """What the last client failed with, if no reply ever counted and no divergence says why."""
+        rounds = [record for record in self.rounds if record.round > 0]
+        if self.summary["diverged_at"] is not None or any(record.clients for record in rounds):
+            return None
+        errors = [error for record in rounds for error in record.errors] or [{}]
+        return f"client {errors[-1].get('client')}: {errors[-1].get('error')}"
 
 
 class Listener(Protocol):
@@ -164,7 +173,8 @@ class Run:
             warnings.warn(
                 f"{strategy.rule.name}: diverged in round {summary['diverged_at']}: losses were no "
                 "longer finite, 20 times the first, or again those of an untrained model; lower "
-                "the learning rates, or set training.clip_norm",
+                "the learning rates, set training.clip_norm, or look for values in the data that "
+                "are not finite",
                 FedoptWarning,
                 stacklevel=2,
             )
@@ -180,20 +190,15 @@ class Run:
                 draw_curves(records, self._directory.path / CURVES, title)
             except OSError as error:  # all that counts is written
                 warnings.warn(f"{CURVES}: not drawn: {error}", FedoptWarning, stacklevel=2)
-        return Result(vector, model.module, self._records, summary)
-
-
-def require_replies(result: Result) -> None:
-    """Raise RunError if no client's reply ever counted and the rule is not to blame."""
-    rounds = [record for record in result.rounds if record.round > 0]
-    if result.summary["diverged_at"] is not None or any(record.clients for record in rounds):
-        return
-    errors = [error for record in rounds for error in record.errors] or [{}]
-    raise RunError(
-        f"no client's reply was counted in any of {len(rounds)} rounds, so the model is the "
-        "untrained one; the last error: "
-        f"client {errors[-1].get('client')}: {errors[-1].get('error')}"
-    )
+        result = Result(vector, model.module, self._records, summary)
+        if result.last_error is not None:
+            warnings.warn(
+                "no client's reply was counted in any round, so the model is the untrained one; "
+                f"the last error: {result.last_error}",
+                FedoptWarning,
+                stacklevel=2,
+            )
+        return result
 
 
 def read_run(directory: Path) -> tuple[RunConfig, Checkpoint]:

@@ -7,6 +7,9 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+from pydantic_core import PydanticCustomError
+
 from .errors import ConfigError
 
 _PATHS = {("data", "path"), ("output", "directory")}
@@ -20,7 +23,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"config file: {str(path)!r} is not a file; check the path") from None
     except OSError as error:
         raise ConfigError(f"config file: {str(path)!r} cannot be read: {error}") from None
-    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not TOML, not UTF-8, or a number of thousands of digits
         raise ConfigError(
             f"config file: {str(path)!r} is not TOML: {error}; mend that line"
         ) from None
@@ -38,8 +44,29 @@ def apply_setting(data: dict[str, Any], setting: str) -> None:
             raise ConfigError(f"--set {setting!r}: {part!r} is a value, not a section")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
+    except (ValueError, RecursionError):
         value = text.strip()
     is_date = isinstance(value, (date, time))  # no key takes one
     is_number = isinstance(value, (int, float)) and tuple(parts) in _PATHS  # runs/2024 as 2024
     data[parts[-1]] = text.strip() if is_date or is_number else value
+
+
+def plain(value: Any) -> Any:
+    """Return a value with NumPy's numbers as Python's and paths as text, also inside of others."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
+def storable(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options that config.toml can hold; pydantic reports those that it cannot."""
+    try:
+        tomli_w.dumps(options)
+    except (TypeError, ValueError, AttributeError) as error:
+        text = f"must hold text, numbers, lists and tables only: {error}"
+        raise PydanticCustomError("not_toml", "{text}", {"text": text}) from None
+    return options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +13,14 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from .errors import ModelError
 
 _BUFFER_PREFIX = "buffers."
+
+
+class Layout(NamedTuple):
+    """Size and dtype of an array that travels."""
+
+    size: int
+    dtype: str
+    infinite: Tensor | None = None  # where a module's own constants are not finite (masks): a mask
 
 
 class FlatModel:
@@ -27,6 +36,8 @@ class FlatModel:
     """
 
     def __init__(self, module: nn.Module, device: str | torch.device = "cpu") -> None:
+        if not isinstance(module, nn.Module):
+            raise ModelError(f"model: got {module!r}; must be an nn.Module")
         trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
         _require_trainable(trainable)
         _require_arrays(module)
@@ -34,8 +45,8 @@ class FlatModel:
         self.device = torch.device(device)
         self.shapes = {name: tuple(p.shape) for name, p in trainable.items()}
         self.size = sum(p.numel() for p in trainable.values())
-        self.vector = torch.empty(self.size, device=self.device)
-        self.gradient = torch.zeros(self.size, device=self.device)
+        self.vector = torch.empty(self.size, dtype=torch.float32, device=self.device)
+        self.gradient = torch.zeros_like(self.vector)
         offset = 0
         for parameter in trainable.values():
             end = offset + parameter.numel()
@@ -49,10 +60,14 @@ class FlatModel:
         self.initial_buffers = self.read_buffers()
 
     @property
-    def buffer_layout(self) -> dict[str, tuple[int, str]]:
-        """Name -> (size, dtype) of what `read_buffers` returns."""
+    def buffer_layout(self) -> dict[str, Layout]:
+        """What `read_buffers` returns, by name."""
         return {
-            name: (array.numel(), str(array.dtype).removeprefix("torch."))
+            name: Layout(
+                array.numel(),
+                str(array.dtype).removeprefix("torch."),
+                None if bool(array.isfinite().all()) else ~array.isfinite().cpu(),
+            )
             for name, array in self.initial_buffers.items()
         }
 
@@ -176,10 +191,19 @@ def _require_arrays(module: nn.Module) -> None:
                 f"{what}: dtype {value.dtype} has no NumPy equivalent; store it as torch.float32 "
                 "or torch.float16"
             )
-        if name in buffers and value.is_complex():
+        if name in buffers and not _has_maximum(value.dtype):
             raise ModelError(
-                f"{what}: dtype {value.dtype} cannot be aggregated; store it as two real buffers"
+                f"{what}: dtype {value.dtype} cannot be aggregated; store it as real buffers of "
+                "torch.float32 or torch.int64"
             )
+
+
+def _has_maximum(dtype: torch.dtype) -> bool:
+    try:
+        torch.maximum(*torch.zeros(2, 1, dtype=dtype))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def _numpy_knows(dtype: torch.dtype) -> bool:

@@ -19,6 +19,7 @@ from fedopt_flwr.errors import MessageError, RunError
 from fedopt_flwr.flower import FederatedClient, MemoryStates
 from fedopt_flwr.flower.messages import ROUND, decode, encode, encoded_bytes, to_arrays
 from fedopt_flwr.sampling import sample_uniform, sorted_ids
+from fedopt_flwr.vectors import Layout
 
 CLIENTS = as_datasets(softmax_clients([20, 6, 12, 30, 9]))
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
@@ -243,7 +244,7 @@ def test_sampling_depends_on_seed_and_round_only_and_is_fair() -> None:
 def test_encoding_keeps_names_values_and_counts_bytes() -> None:
     arrays = {"delta": torch.randn(1000), "buffers.int64": torch.arange(3)}
     names, parameters = encode(arrays)
-    expected = {"delta": (1000, "float32"), "buffers.int64": (3, "int64")}
+    expected = {"delta": Layout(1000, "float32"), "buffers.int64": Layout(3, "int64")}
     decoded = decode(to_arrays(parameters), names, expected, "client 1")
     assert all(torch.equal(decoded[name], array) for name, array in arrays.items())
     assert all(tensor.data_ptr() % 64 == 0 for tensor in decoded.values())
@@ -345,3 +346,46 @@ def test_weight_decay_adds_its_gradient() -> None:
     )
     start = torch.cat([p.detach().reshape(-1) for p in linear_model().parameters()])
     np.testing.assert_allclose(result.parameters, start.numpy() * 0.95, atol=1e-6)
+
+
+def test_local_buffers_start_from_the_models_own_at_every_client() -> None:
+    """Whenever it trains first: the store must not have written to what all of them share."""
+    counts: dict[int, int] = {}
+
+    def compare(run: OpenRun) -> None:
+        record = run.records[-1]
+        for client_id in record.clients if record.round else []:
+            if client_id not in counts:
+                buffers = run.states.load(client_id, record.round)
+                counts[client_id] = int(buffers["buffers.int64"][0])
+
+    data = as_datasets(softmax_clients([20] * 6))
+    settings = config("scaffold", sampled=2, rounds=12, num_clients=6, buffers="local")
+    open_run(settings, data, WithBatchNorm, on_round=compare)
+    assert len(counts) == 6
+    assert set(counts.values()) == {3}  # batches of one round, three local steps
+
+
+def test_a_mask_of_infinite_values_may_be_a_buffer() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = linear_model()
+            self.register_buffer("mask", torch.tensor([0.0, float("-inf"), 0.0]))
+            self.register_buffer("seen", torch.zeros(1))
+            self.poison = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.seen += x.abs().max() * (float("inf") if x.max() > 1e6 else 1.0)
+            return self.layer(x) + self.mask.clamp(min=-1.0)
+
+    data = as_datasets(softmax_clients([9, 9, 9]))
+    settings = config("fedavg", sampled=3, rounds=2, num_clients=3)
+    run = open_run(settings, data, Masked)
+    assert [r.failures for r in run.records] == [0, 0]
+    assert run.strategy.model.module.mask.tolist() == [0.0, float("-inf"), 0.0]
+    data[1] = TensorDataset(torch.full((5, 4), 1e7), torch.zeros(5).long())
+    (error, *_) = open_run(settings, data, Masked).records[0].errors
+    assert error["client"] == 1
+    assert "'buffers.float32' is not finite: 0 NaN and 2 infinite values of 4" in error["error"]

@@ -134,7 +134,8 @@ def test_a_run_in_which_no_reply_counts_ends_with_code_1_and_the_last_error(tmp_
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
     assert "not counted: ValueError: sensor 7 is blind" in result.stdout
-    assert "error: no client's reply was counted in any of 2 rounds" in result.stderr
+    assert "warning: no client's reply was counted in any round" in result.stderr
+    assert "error: no reply was counted, so nothing was trained" in result.stderr
     assert len((tmp_path / "out" / "rounds.jsonl").read_text().splitlines()) == 2
 
 

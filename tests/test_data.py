@@ -265,7 +265,9 @@ def test_npz_parts_and_classes_must_agree(tmp_path: Path) -> None:
     x, _ = next(data.clients[0].batches([torch.tensor([0])], CPU))
     assert x.tolist() == [[1.0, 1.0, 1.0]]  # big-endian numbers are turned
     few = RunConfig(data={**section, "options": {"num_classes": 3}}, federation=federation)
-    with pytest.raises(DataError, match=r"num_classes 3; the files hold class 3; it must be 4"):
+    with pytest.raises(
+        DataError, match=r"num_classes 3; the files hold class 3; it must be from 4"
+    ):
         load_federated_data(few)
     np.savez(tmp_path / "test.npz", x=np.ones((20, 2)), y=y)
     with pytest.raises(DataError, match=r"examples of different shapes: .*\(3,\).*\(2,\)"):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from fedopt_flwr import ConfigError, DataError, FedoptError, RunConfig, RunError, simulate
 from fedopt_flwr.algorithm import Algorithm
+from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.data import as_client_data
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.trial import try_training
@@ -83,7 +85,7 @@ MODELS = {
     "exits when made": (raises(SystemExit(3)), "model: the function failed: SystemExit"),
     "does not fit": (
         wide,
-        r"model: failed on inputs float32 \[2, 4\] and targets int64 \[2\] of client 0: .*model.na",
+        r"model: failed on inputs float32 \[4, 4\] and targets int64 \[4\] of client 0: .*model.na",
     ),
     "too few outputs": (narrow, r"client \d: has an example of class 2; the model has 2 outputs"),
     "no module": (lambda: 3, "the factory returned a int; it must return an nn.Module"),
@@ -109,7 +111,7 @@ LOSSES = {
     "raises": (raises(ZeroDivisionError("zero")), r"model.loss: failed on .*ZeroDivisionError"),
     "one number an example": (
         lambda outputs, targets: functional.cross_entropy(outputs, targets, reduction="none"),
-        r"model.loss: returned float32 \[2\].* must return the mean over the batch",
+        r"model.loss: returned float32 \[4\].* must return the mean over the batch",
     ),
     "none": (lambda outputs, targets: None, "model.loss: returned NoneType"),
     "detached": (lambda outputs, targets: outputs.detach().mean(), "without a gradient"),
@@ -203,8 +205,8 @@ DATA = {
         [Unreadable(0)] * 3,
         "client 0: .*example 0 cannot be read: ValueError: image 0",
     ),
-    "float64": (changed(Tensor.double, same), r"failed on inputs float64 \[2, 4\]"),
-    "columns": (changed(same, lambda y: y[:, None]), r"model.loss: .*targets int64 \[2, 1\]"),
+    "float64": (changed(Tensor.double, same), r"failed on inputs float64 \[4, 4\]"),
+    "columns": (changed(same, lambda y: y[:, None]), r"model.loss: .*targets int64 \[4, 1\]"),
     "negative": (changed(same, lambda y: y - 1), r"client \d: has an example of class -1"),
 }
 
@@ -221,7 +223,7 @@ def test_data_that_no_client_can_use_is_refused_before_the_run(case: str) -> Non
     ("test", "text"),
     [
         (TensorDataset(torch.zeros(0, 4), torch.zeros(0).long()), "test data: has no example"),
-        (TensorDataset(torch.zeros(5, 7), torch.zeros(5).long()), r"\[2, 7\] .*of the test data"),
+        (TensorDataset(torch.zeros(5, 7), torch.zeros(5).long()), r"\[5, 7\] .*of the test data"),
         (TensorDataset(torch.zeros(5, 4), torch.full((5,), 9)), "the test data: .*of class 9"),
         (7, "test data: data set: got an object of type int"),
     ],
@@ -404,3 +406,203 @@ def test_problems_of_all_parts_are_reported_together() -> None:
         "model.metric",
         "data.name",
     ]
+
+
+class Noisy(Dataset):
+    """Augments with torch's, NumPy's and Python's generators, as transforms of images do."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = self.data[index]
+        noise = torch.randn(1) + np.random.normal() + random.gauss(0, 1)  # noqa: NPY002
+        return x + 0.1 * noise.float(), y
+
+
+def test_random_transforms_are_seeded_by_client_and_round() -> None:
+    data = [Noisy(d) for d in three()]
+    one = simulate(settings(), model=linear_model, client_data=data)
+    torch.manual_seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    random.seed(5)
+    after = torch.get_rng_state(), random.getstate()
+    with pytest.warns(FedoptWarning, match="workers: got 2"):
+        two = simulate(settings(), model=linear_model, client_data=data, workers=2)
+    np.testing.assert_array_equal(one.parameters, two.parameters)
+    assert torch.equal(torch.get_rng_state(), after[0])
+    assert random.getstate() == after[1]
+    plain = simulate(settings(), model=linear_model, client_data=three()).parameters
+    assert not np.array_equal(one.parameters, plain)
+
+
+def test_lazy_data_draws_nothing_from_torchs_generator() -> None:
+    data = [[(x, int(y)) for x, y in d] for d in three()]
+    before = torch.get_rng_state()
+    simulate(settings(), model=linear_model, client_data=data, test_data=data[0])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Counted(Dataset):
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.reads += 1
+        return torch.full((FEATURES,), index / 1000), index % CLASSES
+
+
+def test_large_lazy_data_are_not_read_before_the_run() -> None:
+    """Two rounds of two batches of four, one batch of the trial, a first example or two."""
+    data = [Counted() for _ in range(3)]
+    simulate(settings(), model=linear_model, client_data=data)
+    assert max(d.reads for d in data) < 2 * 2 * 4 + 4 + 4
+
+
+def test_a_redefined_length_counts() -> None:
+    class Short(TensorDataset):
+        def __len__(self) -> int:
+            return 4
+
+    class Fetching(TensorDataset):
+        def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
+            return [(torch.full((FEATURES,), 7.0), self.tensors[1][i]) for i in indices]
+
+    plain = three()[0]
+    assert as_client_data(Short(*plain.tensors)).num_examples == 4
+    data = as_client_data(Fetching(*plain.tensors))
+    assert next(data.batches([torch.tensor([0])], torch.device("cpu")))[0].tolist() == [[7.0] * 4]
+    negative = as_client_data(Subset(plain, [-1, 0]))
+    assert torch.equal(
+        next(negative.batches([torch.tensor([0])], torch.device("cpu")))[0][0], plain.tensors[0][-1]
+    )
+    with pytest.raises(DataError, match="a Subset takes example 9 of a data set with 9 examples"):
+        as_client_data(Subset(plain, [9]))
+
+
+class Pair(NamedTuple):
+    left: Tensor
+    right: Tensor
+
+
+def test_named_tuples_are_inputs() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = linear_model()
+
+        def forward(self, pair: Pair) -> Tensor:
+            return self.layer(pair.left - pair.right)
+
+    data = [[(Pair(x, x / 2), int(y)) for x, y in d] for d in three()]
+    assert simulate(settings(), model=Sum, client_data=data).summary["failures"] == 0
+
+
+def test_regression_measures_no_accuracy() -> None:
+    data = [TensorDataset(d.tensors[0], d.tensors[0][:, :1]) for d in three()]
+    options = {"client_data": data, "test_data": data[0], "loss": functional.mse_loss}
+    with pytest.warns(FedoptWarning, match="model.metric: accuracy needs class indices"):
+        result = simulate(settings(), model=lambda: nn.Linear(FEATURES, 1), **options)
+    last = result.rounds[-1]
+    assert (last.test_accuracy, last.test_metric) == (None, None)
+    assert last.test_loss > 0
+    options.pop("test_data")
+    with pytest.raises(ConfigError, match=r"model.name: 'mlp' predicts classes"):
+        simulate(settings(), **options)
+
+
+def test_a_loss_of_pairs_is_tried_on_a_whole_batch() -> None:
+    """Zero, and without a gradient, where a batch has only one class."""
+
+    def contrast(outputs: Tensor, targets: Tensor) -> Tensor:
+        unlike = targets[:, None] != targets[None, :]
+        return (outputs @ outputs.T)[unlike].square().mean() if unlike.any() else torch.tensor(0.0)
+
+    data = [
+        TensorDataset(x[y.argsort()], y[y.argsort()])
+        for x, y in (d.tensors for d in as_datasets(softmax_clients([60] * 3)))
+    ]
+    config = settings(training={"local_steps": 2, "batch_size": 30})
+    assert simulate(config, model=linear_model, client_data=data, loss=contrast).rounds
+
+
+def test_a_module_shared_between_two_models_is_refused() -> None:
+    shared = nn.Linear(FEATURES, 8)
+    with pytest.raises(ConfigError, match="returned the same module twice, or parts of it"):
+        simulate(
+            settings(),
+            model=lambda: nn.Sequential(shared, nn.Linear(8, CLASSES)),
+            client_data=three(),
+            workers=2,
+        )
+
+
+def test_another_class_of_a_rules_name_is_another_rule(tmp_path: Path) -> None:
+    def rule(folder: str, factor: str) -> dict[str, Any]:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(
+            "from typing import ClassVar\n"
+            "from fedopt_flwr.algorithms import FedAvg\n"
+            "class Mine(FedAvg):\n"
+            "    name: ClassVar[str] = 'mine'\n"
+            "    def client_update(self, received, state, objective):\n"
+            "        upload, state = super().client_update(received, state, objective)\n"
+            f"        return {{'delta': {factor} * upload['delta']}}, state\n"
+        )
+        file = tmp_path / folder / "run.toml"
+        file.write_text('[algorithm]\nname = "mine:Mine"\n[federation]\nnum_rounds = 1\n')
+        return simulate(file).rounds[-1].test_loss
+
+    losses = [rule("one", "1"), rule("two", "0")]
+    ALGORITHMS.pop("mine")
+    sys.modules.pop("mine")
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        ({"model": {"options": {"act": nn.ReLU}}}, "model.options: got .*must hold text, numbers"),
+        ({"data": {"options": {"q": None}}}, "data.options: got .*must hold text, numbers"),
+        ({"model": {"name": "os:path"}}, "model.name: 'os:path' is no function or class"),
+        ({"algorithm": {"client_learning_rate": True}}, "client_learning_rate: got True"),
+        (
+            {"model": {"name": "nope", "loss": "no"}},
+            "model.loss: unknown 'no'(.|\\n)*model.name: unk",
+        ),
+    ],
+)
+def test_values_of_another_kind_are_refused(section: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        simulate(section)
+
+
+def test_numpys_numbers_may_be_options() -> None:
+    config = RunConfig(model={"options": {"hidden": [np.int64(4), np.int64(3)]}})
+    assert config.model.options == {"hidden": [4, 3]}
+    assert type(config.model.options["hidden"][0]) is int
+
+
+def test_gradients_are_taken_under_no_grad() -> None:
+    with torch.no_grad():
+        result = simulate(settings(), model=linear_model, client_data=three())
+    assert result.summary["failures"] == 0
+
+
+def test_a_run_in_which_no_reply_counts_warns() -> None:
+    calls: list[int] = []
+
+    def fails(x: Tensor) -> None:
+        calls.append(1)
+        if len(calls) > 1:  # after the trial
+            raise ValueError("sensor 7 is blind")
+
+    with pytest.warns(FedoptWarning, match=r"no client's reply.*client \d: ValueError: sensor 7"):
+        result = simulate(settings(), model=lambda: Module(fails), client_data=three())
+    assert result.last_error is not None

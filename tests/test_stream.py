@@ -261,6 +261,7 @@ def test_broken_data_of_a_client_is_said_on_both_sides(tmp_path: Path) -> None:
             server.result()
 
 
+@pytest.mark.filterwarnings("ignore:no client's reply")
 def test_a_client_imports_only_the_code_that_it_names_itself(tmp_path: Path) -> None:
     config = make_config("fedavg", num_clients=1, clients_per_round=1, num_rounds=1)
     config["model"] = {"name": f"{__name__}:norm_model"}

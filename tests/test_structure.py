@@ -19,6 +19,8 @@ PACKAGE = Path(fedopt_flwr.__file__).parent
 ROOMS = {
     "errors": 0,
     "seeding": 0,
+    "generators": 0,
+    "devices": 1,
     "imports": 1,
     "vectors": 1,
     "settings": 1,

@@ -188,7 +188,7 @@ def partition(
     from .show import print_label_counts
 
     data = load_federated_data(run_config)
-    if data.num_classes == 0:
+    if data.num_classes == 0 or min(int(c.targets().min()) for c in data.clients) < 0:
         raise ConfigError(f"data.name: {run_config.data.name!r} has no classes to count")
     counts = data.label_counts()
     print_label_counts(counts)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 
+from ..errors import RunError
+
 if TYPE_CHECKING:
     import numpy as np
     from pydantic import BaseModel
@@ -159,11 +161,10 @@ class RunDisplay:
 
     def _print_place(self, result: Result, directory: Path | None) -> None:
         """Say where the files are; RunError if no reply ever counted."""
-        from ..runs import require_replies
-
         if directory is not None:
             self._console.print(f"results in {directory}", markup=False, soft_wrap=True)
-        require_replies(result)
+        if result.last_error is not None:
+            raise RunError("no reply was counted, so nothing was trained; see the warning above")
 
 
 def _chosen(section: BaseModel, *names: str) -> list[str]:

@@ -9,6 +9,7 @@ from .federated import (
     load_client_data,
     load_federated_data,
     load_test_data,
+    require_examples,
 )
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "load_client_data",
     "load_federated_data",
     "load_test_data",
+    "require_examples",
 ]

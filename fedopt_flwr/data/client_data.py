@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,8 +58,9 @@ class TensorData:
             )
 
     def targets(self) -> np.ndarray:
-        labels = self._labels.cpu()
-        return (labels if self._rows is None else labels[self._rows]).numpy()
+        rows = self._rows
+        labels = self._labels if rows is None else self._labels[rows.to(self._labels.device)]
+        return labels.detach().cpu().numpy()
 
     known_targets = targets
 
@@ -87,7 +88,9 @@ class DatasetData:
     def batches(
         self, positions: Sequence[Tensor], device: torch.device
     ) -> Iterator[tuple[Any, Any]]:
-        loader = iter(DataLoader(self._dataset, batch_sampler=[p.tolist() for p in positions]))
+        rows = [chosen.tolist() for chosen in positions]
+        unused = torch.Generator()  # else it would draw from torch's global one
+        loader = iter(DataLoader(self._dataset, batch_sampler=rows, generator=unused))
         for chosen in positions:
             try:
                 inputs, targets = _pair(next(loader))
@@ -136,18 +139,35 @@ def as_client_data(dataset: Any) -> ClientData:
     if _reads_as(dataset, Subset):
         inner = as_client_data(dataset.dataset)
         if isinstance(inner, TensorData):
-            return inner.share(torch.as_tensor(dataset.indices, dtype=torch.int64))
+            return inner.share(_rows(dataset.indices, inner.num_examples))
     return DatasetData(dataset)
 
 
 def _reads_as(dataset: Any, kind: Any) -> bool:
     """Whether it reads examples as `kind` does, and not, say, with a transform of its own."""
-    return isinstance(dataset, kind) and type(dataset).__getitem__ is kind.__getitem__
+    names = ("__getitem__", "__getitems__", "__len__")
+    return isinstance(dataset, kind) and all(
+        getattr(type(dataset), name, None) is getattr(kind, name, None) for name in names
+    )
+
+
+def _rows(indices: Any, size: int) -> Tensor:
+    rows = torch.as_tensor(indices, dtype=torch.int64)
+    wrong = rows[(rows < -size) | (rows >= size)]
+    if len(wrong):
+        raise DataError(
+            f"data set: a Subset takes example {int(wrong[0])} of a data set with {size} examples"
+        )
+    return rows.where(rows >= 0, rows + size)
 
 
 def _require_map_style(dataset: Any) -> None:
-    no_map = isinstance(dataset, (IterableDataset, tuple, str, bytes))
-    if no_map or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    no_map = isinstance(dataset, (IterableDataset, tuple, str, bytes, type))
+    try:
+        len(dataset)
+    except Exception:  # has none, or its own raises
+        no_map = True
+    if no_map or not hasattr(dataset, "__getitem__"):
         raise DataError(
             f"data set: got an object of type {type(dataset).__name__}; must be a map-style data "
             "set, with len() and dataset[i] = (input, target); make one of two arrays with "
@@ -171,10 +191,11 @@ def _stacked(values: list[np.ndarray]) -> np.ndarray:
 
 
 def _to_device(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
+    if hasattr(value, "to"):  # tensors, and batches of others' libraries
         return value.to(device)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _to_device(item, device) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_to_device(item, device) for item in value)
+        items = [_to_device(item, device) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from inspect import signature
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import generators
 from ..algorithm import ClientId
 from ..config import RunConfig
 from ..errors import (
@@ -19,6 +21,7 @@ from ..errors import (
     FedoptError,
     about,
     collected,
+    raise_together,
     require_options,
     unknown_name,
 )
@@ -33,18 +36,32 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Client i is `clients[i]`; `num_classes` is 0 where targets are no class indices."""
+    """Client i is `clients[i]`; `classes` are counted when they are asked for, if they are None."""
 
     clients: list[ClientData]
     test: ClientData | None
     input_shape: tuple[int, ...]
-    num_classes: int
+    classes: int | None = None
+
+    @cached_property
+    def num_classes(self) -> int:
+        """The largest class index and one; 0 where targets are no class indices."""
+        if self.classes is not None:
+            return self.classes
+        largest = -1
+        unreadable: list[FedoptError] = []  # whose clients will fail in their rounds
+        for part in [*self.clients, *([self.test] if self.test else [])]:
+            with collected(unreadable), generators.kept(_CPU):
+                targets = part.targets()
+                if targets.ndim == 1 and targets.dtype.kind in "iub":
+                    largest = max(largest, int(targets.max()))
+        return 1 + largest
 
     def on_device(self, device: torch.device) -> FederatedData:
         """Return the same data with in-memory tensors on `device`, each moved once."""
         if device.type == "cpu":
             return self
-        moved: dict[int, TensorData] = {}
+        moved: dict[tuple[int, int], TensorData] = {}
         return replace(
             self,
             clients=[_moved(client, device, moved) for client in self.clients],
@@ -190,7 +207,7 @@ def _call_loader(config: RunConfig) -> tuple[Any, Any]:
     try:
         train, test = loader(
             num_clients=federation.num_clients,
-            seed=derive(federation.seed, "data"),
+            seed=derive(federation.seed, "data") % 2**32,  # as NumPy's own seeds must be
             **config.data.options,
         )
     except (Exception, SystemExit) as error:
@@ -228,33 +245,25 @@ def _divided(train: ClientData, owners: np.ndarray | None, config: RunConfig) ->
 
 
 def _describe(clients: Sequence[ClientData], test: ClientData | None) -> FederatedData:
-    """Find shape and classes in the parts that can be read; the others' clients will fail alone."""
+    """Find the shape in the first part that can be read; the others' clients will fail alone."""
     parts = {f"client {number}": client for number, client in enumerate(clients)}
     parts |= {"test data": test} if test else {}
-    shape: tuple[int, ...] | None = None
-    largest = -1
     unreadable: list[FedoptError] = []
     for whom, part in parts.items():
-        with collected(unreadable), about(whom):
-            inputs, targets = next(part.batches([torch.zeros(1, dtype=torch.int64)], _CPU))
-            if shape is None:
-                shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
-            if (
-                isinstance(targets, Tensor)
-                and targets.ndim == 1
-                and not targets.is_floating_point()
-            ):
-                labels = part.targets()
-                largest = max(largest, int(labels.max()) if labels.dtype.kind in "iub" else -1)
-    if unreadable and len(unreadable) == len(parts):
-        raise unreadable[0]
-    return FederatedData(list(clients), test, shape or (), 1 + largest)
+        with collected(unreadable), about(whom), generators.kept(_CPU):
+            inputs, _ = next(part.batches([torch.zeros(1, dtype=torch.int64)], _CPU))
+            shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
+            return FederatedData(list(clients), test, shape)
+    raise_together(unreadable[:1])
+    return FederatedData([], None, (), 0)
 
 
-def _moved(client: ClientData, device: torch.device, moved: dict[int, TensorData]) -> ClientData:
+def _moved(
+    client: ClientData, device: torch.device, moved: dict[tuple[int, int], TensorData]
+) -> ClientData:
     if not isinstance(client, TensorData) or client._rows is None:
         return client.on_device(device)
-    key = id(client._inputs)
+    key = (id(client._inputs), id(client._labels))
     if key not in moved:
         moved[key] = TensorData(client._inputs, client._labels).on_device(device)
     return moved[key].share(client._rows)

@@ -121,16 +121,17 @@ def _unpacked(class_name: str, root: Path, cache: Path) -> Path:
     folder = cache / "unpacked" / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
     for source in packed:
         if source == archive:
-            if not folder.exists():
-                _extract(source, folder)
-        elif not (folder / raw / source.stem).exists():
+            _extract(source, folder)
+        else:
             _gunzip(source, folder / raw / source.stem)
     return folder
 
 
 def _extract(source: Path, folder: Path) -> None:
-    """Extract an archive as `_gunzip` unpacks: whole or not at all."""
+    """Extract an archive as `_gunzip` unpacks: once, and whole or not at all."""
     with _unpacking(source, folder):
+        if folder.exists():
+            return
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
         try:
@@ -145,6 +146,8 @@ def _extract(source: Path, folder: Path) -> None:
 def _gunzip(source: Path, target: Path) -> None:
     """Unpack so that a reader, or a second process doing the same, never sees half a file."""
     with _unpacking(source, target.parent):
+        if target.exists():
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, unfinished = tempfile.mkstemp(dir=target.parent)
         try:

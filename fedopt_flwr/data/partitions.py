@@ -40,7 +40,7 @@ def partition(
             f"{len(targets)} examples; lower it"
         )
     else:
-        if kind != "iid" and targets.dtype.kind not in "iub":
+        if kind != "iid" and (targets.dtype.kind not in "iub" or targets.ndim != 1):
             raise ConfigError(
                 f"data.partition.kind: got {kind!r}; these targets are no class indices; use 'iid'"
             )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -61,6 +59,7 @@ _IMAGE_SETS: dict[str, tuple[str, tuple[float, ...], tuple[float, ...]]] = {
 }
 _EMNIST_SPLITS = ("byclass", "bymerge", "balanced", "letters", "digits", "mnist")
 _LARGEST_SPREAD = 1e6
+_MOST_CLASSES = 10**6
 
 
 def _images(config: RunConfig) -> Source:
@@ -149,10 +148,16 @@ def _npz(config: RunConfig, num_classes: int = 0) -> Source:
         for part, arrays in found.items()
     }
     largest = max(int(targets.max()) for _, targets in parts.values())
-    if num_classes and not largest < num_classes:
+    if num_classes and not largest < num_classes <= _MOST_CLASSES:
         raise DataError(
             f"data.options: got num_classes {num_classes}; the files hold class {largest}; it must "
-            f"be {largest + 1} or more"
+            f"be from {largest + 1} to {_MOST_CLASSES}"
+        )
+    kinds = {part: str(arrays["x"].dtype) for part, arrays in found.items()}
+    if "uint8" in kinds.values() and len(set(kinds.values())) > 1:
+        raise DataError(
+            f"data.path: 'x' has dtypes {kinds}; uint8 is divided by 255, other dtypes are not, so "
+            "both files must have the same"
         )
     shapes = {part: tuple(inputs.shape[1:]) for part, (inputs, _) in parts.items()}
     if len(set(shapes.values())) > 1:
@@ -194,8 +199,11 @@ def _read_npz(path: Path) -> dict[str, Any]:
         # np.load would leave a broken file open
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = dict(archive)
-    except (ValueError, TypeError, OSError, EOFError, BadZipFile, zlib.error) as error:
-        raise DataError(f"data.path: {str(path)!r} cannot be read: {error}") from error
+    except Exception as error:  # NumPy and zipfile raise many kinds
+        text = f"{type(error).__name__}: {error}"
+        raise DataError(
+            f"data.path: {str(path)!r} cannot be read: {text}; must be what numpy.savez writes"
+        ) from error
     named = {name: arrays[name] for name in ("x", "y", "client") if name in arrays}
     lengths = {name: array.shape[0] if array.ndim else 0 for name, array in named.items()}
     if "x" not in lengths or "y" not in lengths or len(set(lengths.values())) > 1:
@@ -219,7 +227,7 @@ def _npz_problems(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str]]:
     wanted = "must be one class for each example, an integer from 0 to 999,999"
     if y.dtype.kind not in "iu" or y.ndim != 1:
         yield "y", f"has dtype {y.dtype} and shape {y.shape}; {wanted}"
-    if not 0 <= y.min() <= y.max() < 10**6:
+    if not 0 <= y.min() <= y.max() < _MOST_CLASSES:
         yield "y", f"has values from {y.min()} to {y.max()}; {wanted}"
     if "client" in arrays and arrays["client"].ndim != 1:
         yield "client", f"has shape {arrays['client'].shape}; must be one id for each example"

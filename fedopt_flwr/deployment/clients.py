@@ -17,10 +17,10 @@ from ..algorithm import ClientId
 from ..algorithms import find_rule
 from ..config import RunConfig
 from ..data import ClientData, load_client_data
+from ..devices import pick_device
 from ..engines.memory import keep_freed_memory
 from ..engines.stream import Server, StreamClient
 from ..errors import FedoptError, MessageError
-from ..experiment import pick_device
 from ..flower import ClientStates, DiskStates, FederatedClient, ModelPool
 from ..flower.messages import Instruction, Scalar
 from ..imports import is_import_path
@@ -116,9 +116,12 @@ class HostedClient:
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]
     ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
-        told = Instruction.from_config(config)
-        data = self._host.data(self._client_id, self._facts)
-        pool, states = self._host.pool(told), self._states(told.run)
+        try:
+            told = Instruction.from_config(config)
+            data = self._host.data(self._client_id, self._facts)
+            pool, states = self._host.pool(told), self._states(told.run)
+        except FedoptError as error:  # a failure of this client; Flower's runtimes would end all
+            return [], 0, {"error": str(error)}
         return FederatedClient(self._client_id, data, pool, states).fit(parameters, config)
 
 

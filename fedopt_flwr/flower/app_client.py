@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 from ..algorithm import ClientId
-from ..data import as_client_data
-from ..errors import ConfigError, FedoptError, MessageError
+from ..data import as_client_data, require_examples
+from ..devices import pick_device
+from ..errors import ConfigError, MessageError
 from ..objectives import Loss, Metric
-from ..trial import try_training
 from ..vectors import FlatModel
 from .client import FederatedClient, ModelPool
 from .messages import Instruction, Scalar
@@ -44,16 +44,18 @@ class AppClient(FederatedClient):
         device: str | torch.device | None = None,
         state_dir: Path | str | None = None,
     ) -> None:
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        place = pick_device(str(device or "auto"), "device")
         data = as_client_data(dataset).on_device(place)
-        identity, flat = _identity(client_id, context), FlatModel(model, place)
-        self._unusable, stochastic = "", False
-        try:
-            stochastic = try_training(flat, loss, {identity: data})
-        except FedoptError as error:
-            self._unusable = str(error)  # for the server to hear
+        identity = _identity(client_id, context)
+        require_examples({identity: data})
+        # made anew for every message, so what a trial would find out is taken for granted
         pool = ModelPool(
-            [flat], loss, model_name="", loss_name="", stochastic=stochastic, metric=metric
+            [FlatModel(model, place)],
+            loss,
+            model_name="",
+            loss_name="",
+            stochastic=True,
+            metric=metric,
         )
         self._context, self._state_dir = context, state_dir
         super().__init__(identity, data, pool, MemoryStates())
@@ -61,8 +63,6 @@ class AppClient(FederatedClient):
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]
     ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
-        if self._unusable:
-            return [], 0, {"error": self._unusable}
         try:
             told = Instruction.from_config(config)
         except MessageError as error:

@@ -57,6 +57,8 @@ class StrategyOptions(TypedDict, total=False):
     on_round: Callable[[RoundRecord], None]
 
 
+# __required_keys__ is empty where annotations are postponed, as the typing module documents
+_REQUIRED = {"num_clients", "clients_per_round", "num_rounds"}
 _FEDERATION = FederationSection.model_fields.keys() & StrategyOptions.__annotations__.keys()
 _TRAINING = TrainingSection.model_fields.keys() & StrategyOptions.__annotations__.keys()
 
@@ -81,7 +83,7 @@ class AppStrategy(FederatedStrategy):
     ) -> None:
         for key in sorted(options.keys() - StrategyOptions.__annotations__.keys()):
             raise TypeError(f"{type(self).__name__}: unknown argument {key!r}")
-        for key in sorted(StrategyOptions.__required_keys__ - options.keys()):
+        for key in sorted(_REQUIRED - options.keys()):
             raise TypeError(f"{type(self).__name__}: argument {key!r} is missing")
         given: dict[str, Any] = {**options}
         config = RunConfig(

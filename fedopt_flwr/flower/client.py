@@ -13,12 +13,13 @@ import torch
 from flwr.client import NumPyClient
 from torch import Tensor
 
+from .. import generators
 from ..algorithm import Algorithm, ClientId, ClientState
 from ..algorithms import ALGORITHMS
 from ..data import ClientData
 from ..errors import MessageError, unknown_name
 from ..objectives import Loss, Metric, ModelObjective, batch_positions, client_seed, evaluate
-from ..vectors import FlatModel, is_buffer_name
+from ..vectors import FlatModel, Layout, is_buffer_name
 from .messages import NEVER, Instruction, Scalar, decode
 from .state import ClientStates
 
@@ -42,7 +43,7 @@ class ModelPool:
     ) -> None:
         self.loss, self.metric = loss, metric
         self.model_name, self.loss_name = model_name, loss_name
-        self.stochastic = stochastic  # its training pass draws from torch's global generator
+        self.stochastic = stochastic  # a training pass draws from a global generator
         self._free: queue.LifoQueue[FlatModel] = queue.LifoQueue()
         for model in models:
             self._free.put(model)
@@ -107,7 +108,7 @@ class FederatedClient(NumPyClient):
         buffers = buffers or {name: state.pop(name) for name in list(state) if is_buffer_name(name)}
         if buffers:
             model.write_buffers(buffers)
-        with self._seeded_generator(instruction):
+        with torch.enable_grad(), self._seeded_generators(instruction, model.device):
             if instruction.phase == "gradient":
                 return {"gradient": objective.full_gradient(received["model"])}, 0.0, 0
             half = rule.client_start if instruction.phase == "start" else rule.client_update
@@ -125,7 +126,8 @@ class FederatedClient(NumPyClient):
     def _state(self, rule: Algorithm, model: FlatModel, told: Instruction) -> ClientState:
         state = rule.init_client(model.size)
         if told.buffers == "local" and model.has_buffers:
-            state = {**state, **model.initial_buffers}
+            # copies, as the store may write to what it is given
+            state |= {name: array.clone() for name, array in model.initial_buffers.items()}
         if state and told.state_version != NEVER:
             state = dict(self._states.load(self.client_id, told.state_version))
             self._states.prune(self.client_id, {told.oldest_version, told.state_version})
@@ -159,14 +161,12 @@ class FederatedClient(NumPyClient):
                     f"this client is configured with {own!r}; make the two equal"
                 )
 
-    @contextlib.contextmanager
-    def _seeded_generator(self, told: Instruction) -> Iterator[None]:
+    def _seeded_generators(
+        self, told: Instruction, device: torch.device
+    ) -> contextlib.AbstractContextManager[None]:
         if not self._models.stochastic:
-            yield
-            return
-        with torch.random.fork_rng():
-            torch.manual_seed(client_seed(told.seed, self.client_id, told.round, "model"))
-            yield
+            return contextlib.nullcontext()
+        return generators.kept(device, client_seed(told.seed, self.client_id, told.round, "model"))
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]
@@ -179,9 +179,7 @@ class FederatedClient(NumPyClient):
         return loss, self.data.num_examples, report
 
 
-def expected_download(
-    rule: Algorithm, model: FlatModel, told: Instruction
-) -> dict[str, tuple[int, str]]:
+def expected_download(rule: Algorithm, model: FlatModel, told: Instruction) -> dict[str, Layout]:
     """Return name -> (size, dtype) of the arrays that an instruction carries."""
     names = rule.broadcast_names if told.phase == "train" else ("model",)
     sends_buffers = told.buffers == "average"
@@ -190,14 +188,18 @@ def expected_download(
 
 def expected_arrays(
     names: tuple[str, ...], model: FlatModel, *, with_buffers: bool
-) -> dict[str, tuple[int, str]]:
+) -> dict[str, Layout]:
     """Return name -> (size, dtype) of model-sized arrays, and of the buffers if they travel."""
-    expected = dict.fromkeys(names, (model.size, "float32"))
+    expected = dict.fromkeys(names, Layout(model.size, "float32"))
     return {**expected, **(model.buffer_layout if with_buffers else {})}
 
 
-@lru_cache(maxsize=8)
 def _rule(name: str, hyperparameters: str) -> Algorithm:
     if name not in ALGORITHMS:
         raise MessageError(unknown_name("instruction.algorithm", name, ALGORITHMS))
-    return ALGORITHMS[name].model_validate_json(hyperparameters)
+    return _made(ALGORITHMS[name], hyperparameters)
+
+
+@lru_cache(maxsize=8)
+def _made(kind: type[Algorithm], hyperparameters: str) -> Algorithm:
+    return kind.model_validate_json(hyperparameters)

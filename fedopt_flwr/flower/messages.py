@@ -21,7 +21,7 @@ from torch import Tensor
 from ..config import RunConfig
 from ..errors import MessageError
 from ..metrics import NOT_FINITE
-from ..vectors import FlatModel
+from ..vectors import FlatModel, Layout
 
 Scalar = bool | bytes | float | int | str
 Phase = Literal["start", "train", "gradient"]
@@ -156,9 +156,9 @@ def encoded_bytes(arrays: Sequence[np.ndarray]) -> int:
 
 
 def decode(
-    arrays: Sequence[np.ndarray], names: str, expected: Mapping[str, tuple[int, str]], sender: str
+    arrays: Sequence[np.ndarray], names: str, expected: Mapping[str, Layout], sender: str
 ) -> dict[str, Tensor]:
-    """Return named tensors after checking them against `expected`: name -> (size, dtype).
+    """Return named tensors after checking them against `expected`.
 
     Raises MessageError that names the sender, the array and what is wrong with it: a missing,
     unknown or repeated name, a wrong count, shape or dtype, a value that is not finite.
@@ -169,12 +169,13 @@ def decode(
             f"{sender}: sent {len(arrays)} arrays named {received}; expected {list(expected)}"
         )
     return {
-        name: _checked(array, name, *expected[name], sender)
+        name: _checked(array, name, expected[name], sender)
         for name, array in zip(received, arrays, strict=True)
     }
 
 
-def _checked(array: np.ndarray, name: str, size: int, dtype: str, sender: str) -> Tensor:
+def _checked(array: np.ndarray, name: str, layout: Layout, sender: str) -> Tensor:
+    size, dtype, infinite = layout
     if array.shape != (size,) or array.dtype != np.dtype(dtype):
         raise MessageError(
             f"{sender}: {name!r} has shape {array.shape} and dtype {array.dtype}; "
@@ -185,7 +186,7 @@ def _checked(array: np.ndarray, name: str, size: int, dtype: str, sender: str) -
     else:
         tensor = torch.from_numpy(array)
     if tensor.is_floating_point() and size:
-        low, high = torch.aminmax(tensor)
+        low, high = torch.aminmax(tensor if infinite is None else tensor.where(~infinite, 0.0))
         if not (math.isfinite(low) and math.isfinite(high)):
             nans, infinities = int(tensor.isnan().sum()), int(tensor.isinf().sum())
             raise MessageError(

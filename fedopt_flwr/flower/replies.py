@@ -13,7 +13,7 @@ from torch import Tensor
 from ..algorithm import ClientId, Reply
 from ..errors import MessageError
 from ..metrics import NOT_FINITE, RoundRecord
-from ..vectors import is_buffer_name
+from ..vectors import Layout, is_buffer_name
 from .messages import Phase, Scalar, decode, encoded_bytes, to_arrays
 
 
@@ -29,7 +29,7 @@ class Upload:
 def accept(
     asked: Sequence[ClientId],
     answers: Mapping[ClientId, FitRes | str],
-    expected: Mapping[ClientId, Mapping[str, tuple[int, str]]],
+    expected: Mapping[ClientId, Mapping[str, Layout]],
     record: RoundRecord,
     phase: Phase,
 ) -> dict[ClientId, Upload]:
@@ -53,7 +53,7 @@ def accept(
 def _checked(
     client_id: ClientId,
     answer: FitRes,
-    expected: Mapping[str, tuple[int, str]],
+    expected: Mapping[str, Layout],
     record: RoundRecord,
 ) -> Upload:
     report: dict[str, Any] = dict(answer.metrics)

@@ -9,7 +9,7 @@ import numpy as np
 from ..algorithm import Algorithm
 from ..config import RunConfig
 from ..errors import ConfigError
-from ..vectors import FlatModel
+from ..vectors import FlatModel, Layout
 from .client import expected_arrays
 
 _ARRAY_OVERHEAD, _MESSAGE_OVERHEAD = 192, 8192  # bytes: NumPy's header; the instruction
@@ -39,7 +39,7 @@ def require_messages_fit(rule: Algorithm, model: FlatModel, config: RunConfig) -
     )
 
 
-def _total(arrays: Iterable[tuple[int, str]]) -> int:
+def _total(arrays: Iterable[Layout]) -> int:
     return _MESSAGE_OVERHEAD + sum(
-        _ARRAY_OVERHEAD + size * np.dtype(dtype).itemsize for size, dtype in arrays
+        _ARRAY_OVERHEAD + array.size * np.dtype(array.dtype).itemsize for array in arrays
     )

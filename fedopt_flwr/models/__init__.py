@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,18 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+def find_model(name: str, folders: Iterable[Path] = ()) -> Callable[..., nn.Module]:
+    """Return the function behind a name; ConfigError if there is none."""
+    if not is_import_path(name):
+        if name not in MODELS:
+            raise ConfigError(unknown_name("model.name", name, [*MODELS, "module:attribute"]))
+        return MODELS[name]
+    factory: Callable[..., nn.Module] = load_attribute("model.name", name, folders)
+    if not callable(factory):
+        raise ConfigError(f"model.name: {name!r} is no function or class; it must make a module")
+    return factory
+
+
 def make_model(
     name: str,
     options: dict[str, Any],
@@ -36,20 +47,22 @@ def make_model(
     """Return the named model; the same seed gives the same parameters in every engine.
 
     A built-in gets `input_shape` and `num_classes` beside its options; the user's own
-    `module:attribute` gets its options only. Raises ConfigError for an unknown name or option.
+    `module:attribute` gets its options only. Raises ConfigError for an unknown name or option, and
+    where a built-in would have no class to predict.
     """
-    if is_import_path(name):
-        factory = load_attribute("model.name", name, folders)
-        arguments = dict(options)
-    else:
-        if name not in MODELS:
-            raise ConfigError(unknown_name("model.name", name, MODELS))
-        factory, shape = MODELS[name], {"input_shape": input_shape, "num_classes": num_classes}
+    factory, arguments = find_model(name, folders), dict(options)
+    if not is_import_path(name):
+        if num_classes < 1:
+            raise ConfigError(
+                f"model.name: {name!r} predicts classes, and the targets of this data are no class "
+                "indices; give a model of your own, as 'module:attribute' or as an object"
+            )
+        shape = {"input_shape": input_shape, "num_classes": num_classes}
         known = [key for key in signature(factory).parameters if key not in shape]
         require_options("model.options", name, options, known)
         arguments = {**shape, **options}
     what = f"model.options: {name!r} refused {arguments}"
-    return seeded_module(partial(factory, **arguments), seed, what)
+    return seeded_module(lambda: factory(**arguments), seed, what)
 
 
 def seeded_module(

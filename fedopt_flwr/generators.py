@@ -1,0 +1,41 @@
+"""The global generators that a user's module or data set may draw from: torch's, NumPy's, Python's.
+
+Nothing of this package draws from them. Where a user's code does (dropout, random crops), they are
+seeded for each client and round and put back afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@contextlib.contextmanager
+def kept(device: torch.device, seed: int | None = None) -> Iterator[None]:
+    """Put the generators back at the end; meanwhile they are seeded, unless `seed` is None."""
+    own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            if seed is not None:
+                torch.manual_seed(seed)
+                random.seed(seed)
+                np.random.seed(seed % 2**32)  # noqa: NPY002
+            yield
+        finally:
+            random.setstate(own)
+            np.random.set_state(numpys)  # noqa: NPY002
+
+
+def state(device: torch.device) -> tuple[Any, ...]:
+    """Return something that is equal as long as nothing was drawn."""
+    numpys: Any = np.random.get_state()  # noqa: NPY002
+    torchs = [torch.get_rng_state()]
+    if device.type == "cuda":
+        torchs.append(torch.cuda.get_rng_state(device))
+    tail = numpys[2:]
+    return random.getstate(), numpys[1].tobytes(), tail, [t.numpy().tobytes() for t in torchs]
