@@ -25,7 +25,6 @@ def load_attribute(field: str, path: str, folders: Iterable[Path]) -> Any:
     """
     module_name, _, attribute = path.partition(":")
     places = [str(folder) for folder in folders]
-    before = list(sys.path)
     sys.path[:0] = places
     _forget_namesake(module_name.partition(".")[0], places)
     try:
@@ -38,7 +37,8 @@ def load_attribute(field: str, path: str, folders: Iterable[Path]) -> Any:
             f"{', '.join(places)} and the installed packages; must be 'module:attribute'"
         ) from error
     finally:
-        sys.path[:] = before
+        for place in places:  # not the whole list: another thread's import may have added to it
+            sys.path.remove(place)
     return found
 
 

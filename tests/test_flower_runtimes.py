@@ -286,3 +286,42 @@ print("accuracy", app.evaluate(0, [p.detach().numpy() for p in app.model.paramet
 def test_the_quickstart_is_under_40_lines() -> None:
     source = (ROOT / "examples" / "quickstart" / "app.py").read_text().splitlines()
     assert sum(1 for line in source if line.strip() and not line.startswith(("#", '"""'))) < 40
+
+
+@pytest.mark.slow
+def test_own_code_that_fails_on_rays_clients_ends_the_run_with_its_text(
+    processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "x, y = torch.randn(40, 4), torch.arange(40) % 3\n"
+        "def data(num_clients, seed):\n"
+        "    return torch.utils.data.TensorDataset(x, y), None\n"
+        "def model():\n"
+        "    return torch.nn.Linear(4, 3)\n"
+        "def loss(outputs, targets):\n"
+        "    raise ValueError('no loss today')\n"
+    )
+    own = ["data.name=own:data", "model.name=own:model", "model.loss=own:loss"]
+    sizes = ["num_clients=3", "clients_per_round=2", "num_rounds=1"]
+    settings = [*own, *(f"federation.{size}" for size in sizes), "data.partition.kind=iid"]
+    options = [part for setting in settings for part in ("--set", setting)]
+    run = processes.start("ray", "simulate", "--engine", "ray", "--algorithm", "scaffold", *options)
+    assert run.ended() == 1
+    assert "Traceback" not in run.log
+    assert "no client finished the start pass; client 0: model.loss: failed on" in run.log
+    assert "ValueError: no loss today" in run.log
+
+
+@pytest.mark.slow
+def test_a_simulation_that_cannot_start_ends_with_the_reason(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "__init__.py").write_text("raise ImportError('ray is broken')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = processes.start("ray", "simulate", "--engine", "ray", "--algorithm", "fedavg")
+    assert run.ended() == 1
+    assert "error: --engine ray: Flower's simulation ended: ImportError: ray is broken" in run.log
+    assert "Traceback" not in run.log
+    assert not (tmp_path / "runs").exists()

@@ -21,6 +21,7 @@ from fedopt_flwr.algorithm import Algorithm
 from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.data import as_client_data
 from fedopt_flwr.errors import FedoptWarning
+from fedopt_flwr.imports import load_attribute
 from fedopt_flwr.trial import try_training
 from fedopt_flwr.vectors import FlatModel
 
@@ -606,3 +607,16 @@ def test_a_run_in_which_no_reply_counts_warns() -> None:
     with pytest.warns(FedoptWarning, match=r"no client's reply.*client \d: ValueError: sensor 7"):
         result = simulate(settings(), model=lambda: Module(fails), client_data=three())
     assert result.last_error is not None
+
+
+def test_an_import_keeps_what_others_add_to_the_path(tmp_path: Path) -> None:
+    """As Ray does, which Flower may import in another thread at the same time."""
+    (tmp_path / "adds.py").write_text(
+        "import sys\nsys.path.insert(0, '/from/elsewhere')\nvalue = 3\n"
+    )
+    before = list(sys.path)
+    try:
+        assert load_attribute("model.name", "adds:value", [tmp_path]) == 3
+        assert sys.path == ["/from/elsewhere", *before]
+    finally:
+        sys.path[:] = before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
@@ -14,7 +15,7 @@ from ..client_ids import parse_ids
 from ..config import RunConfig
 from ..data import load_test_data
 from ..engines.grid import run_on_grid, run_on_ray
-from ..errors import ConfigError
+from ..errors import ConfigError, RunError
 from ..experiment import Experiment
 from ..flower import ClientStates, ContextStates
 from ..runs import Listener, Result, Run
@@ -79,10 +80,19 @@ def _read_options(fragment: str) -> dict[str, Any]:
         ) from None
 
 
-def serve_on_grid(config: RunConfig, listener: Listener, grid: Any) -> Result:
-    """Run a federation over the nodes of Flower's grid and write its files."""
+def serve_on_grid(
+    config: RunConfig,
+    listener: Listener,
+    grid: Any,
+    while_waiting: Callable[[], None] = lambda: None,
+) -> Result:
+    """Run a federation over the nodes of Flower's grid and write its files.
+
+    `while_waiting` is called while clients are missing and may raise to give up.
+    """
     experiment = Experiment(config, data=load_test_data(config))
     run = Run(experiment, listener, None, in_memory=False)
+    run.strategy.members.while_waiting = while_waiting
     with run.recording(None):
         run_on_grid(
             run.strategy,
@@ -130,10 +140,20 @@ def simulate_on_ray(
 ) -> Result:
     """Run a federation on Flower's simulation with Ray, one virtual node a client."""
     results: list[Result] = []
+    crashed = threading.Event()
     values, folder = config.to_dict(), config.import_folders[0]
+
+    def require_simulation() -> None:
+        if crashed.is_set():
+            raise RunError("--engine ray: Flower's simulation ended")
+
+    def main(grid: Any, context: Any) -> None:
+        results.append(serve_on_grid(config, listener, grid, require_simulation))
+
     run_on_ray(
-        lambda grid, context: results.append(serve_on_grid(config, listener, grid)),
+        main,
         _client_maker(values, folder),
+        on_crash=crashed.set,
         num_clients=config.federation.num_clients,
         cpus_per_client=cpus_per_client,
         gpus_per_client=gpus_per_client,

@@ -15,6 +15,7 @@ from flwr.server import ServerConfig, SimpleClientManager
 from flwr.server.compat import start_grid
 from flwr.serverapp import Grid, ServerApp
 
+from ..errors import RunError
 from ..flower import FederatedStrategy
 from ..flower.messages import Scalar
 from .answering import Answering
@@ -75,11 +76,13 @@ def run_on_ray(
     num_clients: int,
     cpus_per_client: float,
     gpus_per_client: float,
+    on_crash: Callable[[], None] = lambda: None,
 ) -> None:
     """Run a ServerApp with `main` and a ClientApp with `client_for` on Flower's simulation.
 
     What `main` raises is raised here: Flower would only log it. `client_for` is pickled for Ray's
-    processes.
+    processes. Where the simulation itself fails, `on_crash` has to end `main`, which Flower leaves
+    waiting in a thread; then RunError says why.
     """
     from flwr.simulation import run_simulation
 
@@ -108,6 +111,13 @@ def run_on_ray(
             num_supernodes=num_clients,
             backend_config=backend,
         )
+    except RuntimeError as error:
+        on_crash()
+        first: BaseException = error
+        while first.__cause__ is not None:
+            first = first.__cause__
+        text = f"{type(first).__name__}: {first}"
+        raise RunError(f"--engine ray: Flower's simulation ended: {text}") from error
     finally:
         flower_log.setLevel(level)
     if errors:
