@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 
 from .algorithm import Algorithm, ClientId, Plan
 from .config import RunConfig
-from .errors import ConfigError, FedoptWarning
+from .errors import ConfigError, FedoptError, FedoptWarning, RunError
 from .experiment import Experiment
 from .flower import FederatedStrategy
+from .imports import is_import_path
 from .metrics import RoundRecord, summarize
 from .outputs import CONFIG, CURVES, Checkpoint, RunDirectory
 from .plots import draw_curves
@@ -118,7 +120,8 @@ class Run:
         """Write the run's files meanwhile, if it has a directory."""
         config = self._experiment.config
         if config.output.directory is None:
-            yield
+            with _own_rule(config):
+                yield
             return
         directory = RunDirectory(config.output.directory)
         if checkpoint is None:
@@ -128,7 +131,8 @@ class Run:
             self._records += directory.reopen(checkpoint.server.round)
         self._directory = directory
         try:
-            yield
+            with _own_rule(config):
+                yield
         finally:
             directory.close()
             if not self._records:  # it never began, so the folder is free for another attempt
@@ -199,6 +203,23 @@ class Run:
                 stacklevel=2,
             )
         return result
+
+
+@contextlib.contextmanager
+def _own_rule(config: RunConfig) -> Iterator[None]:
+    """Say in a line what a user's own rule raised, and where."""
+    try:
+        yield
+    except FedoptError:
+        raise
+    except Exception as error:
+        if not is_import_path(config.algorithm.name):
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise RunError(
+            f"algorithm.name: {config.algorithm.name!r} failed in {place.filename}, line "
+            f"{place.lineno}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def read_run(directory: Path) -> tuple[RunConfig, Checkpoint]:
