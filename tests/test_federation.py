@@ -209,9 +209,11 @@ def test_an_error_in_a_clients_own_code_reaches_the_servers_terminal(processes: 
     start_client(processes, elsewhere, port, 1)
     start_client(processes, config, port, 2)
     assert server.ended() == 0, server.log
-    assert "round 2: client 1 not counted: ValueError: sensor 7 is blind" in server.log
+    assert "round 2: client 1 not counted: model: failed on inputs float32 [" in server.log
+    assert "ValueError: sensor 7 is blind" in server.log
     errors = [e for r in records(folder) for e in r["errors"]]
-    assert errors == [{"client": 1, "error": "ValueError: sensor 7 is blind"}] * 3
+    assert [(e["client"], e["phase"]) for e in errors] == [(1, "train")] * 3
+    assert all("ValueError: sensor 7 is blind" in e["error"] for e in errors)
 
 
 def launch(processes: Processes, name: str, rule: str, count: int, *more: object) -> Process:
