@@ -258,6 +258,8 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_the_quickstart_runs_on_ray_and_learns(tmp_path: Path) -> None:
     script = """
+import torch
+torch.manual_seed(0)  # the example draws its first model at random
 import app
 from flwr.simulation import run_simulation
 run_simulation(
