@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Iterable
@@ -38,7 +39,8 @@ def load_attribute(field: str, path: str, folders: Iterable[Path]) -> Any:
         ) from error
     finally:
         for place in places:  # not the whole list: another thread's import may have added to it
-            sys.path.remove(place)
+            with contextlib.suppress(ValueError):  # the module itself took it away
+                sys.path.remove(place)
     return found
 
 

@@ -58,18 +58,7 @@ class FlatModel:
         persistent = module.state_dict(keep_vars=True)
         self._buffer_names = [n for n, _ in module.named_buffers() if n in persistent]
         self.initial_buffers = self.read_buffers()
-
-    @property
-    def buffer_layout(self) -> dict[str, Layout]:
-        """What `read_buffers` returns, by name."""
-        return {
-            name: Layout(
-                array.numel(),
-                str(array.dtype).removeprefix("torch."),
-                None if bool(array.isfinite().all()) else ~array.isfinite().cpu(),
-            )
-            for name, array in self.initial_buffers.items()
-        }
+        self.buffer_layout = {name: _layout(a) for name, a in self.initial_buffers.items()}
 
     @property
     def has_buffers(self) -> bool:
@@ -151,6 +140,12 @@ def is_buffer_name(name: str) -> bool:
     return name.startswith(_BUFFER_PREFIX)
 
 
+def _layout(array: Tensor) -> Layout:
+    finite = array.isfinite().cpu()
+    dtype = str(array.dtype).removeprefix("torch.")
+    return Layout(array.numel(), dtype, None if bool(finite.all()) else ~finite)
+
+
 def _group(buffer: Tensor) -> str:
     return _BUFFER_PREFIX + str(buffer.dtype).removeprefix("torch.")
 
@@ -201,7 +196,7 @@ def _require_arrays(module: nn.Module) -> None:
 def _has_maximum(dtype: torch.dtype) -> bool:
     try:
         torch.maximum(*torch.zeros(2, 1, dtype=dtype))
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:  # NotImplementedError is one
         return False
     return True
 

@@ -188,7 +188,7 @@ def test_sigterm_makes_a_client_leave_at_once_in_the_middle_of_training(
     clients[0].process.terminate()
     told = time.monotonic()
     assert clients[0].ended() == 0
-    assert time.monotonic() - told < 12  # a grace of 5 s, on a machine that has other work
+    assert time.monotonic() - told < 7
     assert "told to stop; leaving" in clients[0].log
     server.wait_for("client 0: left")
     assert server.ended() == 0, server.log

@@ -336,3 +336,25 @@ def test_a_folder_that_no_system_makes_is_refused(tmp_path: Path, name: str) -> 
     with pytest.raises(ConfigError, match=r"output.directory: cannot write .*name another folder"):
         simulate(config("fedavg", tmp_path / name))
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_records_with_gaps_or_repeats_are_refused_and_stay_as_they_are(tmp_path: Path) -> None:
+    simulate(checkpointed(tmp_path / "run"))  # 9 rounds after round 0, the last checkpoint at 8
+    rounds, config_file = tmp_path / "run" / "rounds.jsonl", tmp_path / "run" / "config.toml"
+    lines = rounds.read_text().splitlines(keepends=True)
+    assert len(lines) == 10
+    spoilt = {
+        "none": [],
+        "cut": lines[:5],
+        "a gap": [*lines[:3], *lines[4:]],
+        "twice": [*lines[:3], *lines[2:]],
+        "no start": lines[2:],
+    }
+    for kept in spoilt.values():
+        rounds.write_text("".join(kept))
+        with pytest.raises(ConfigError, match=r"--resume: .*rounds.jsonl' holds rounds .*up to"):
+            resume(tmp_path / "run")
+        assert rounds.read_text() == "".join(kept)
+        assert config_file.exists()
+    rounds.write_text("".join(lines))
+    assert [r.round for r in resume(tmp_path / "run").rounds] == list(range(10))

@@ -115,6 +115,12 @@ def complex_buffer() -> nn.Module:
     return module
 
 
+def uint16_buffer() -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.register_buffer("count", torch.zeros(2, dtype=torch.uint16))
+    return module
+
+
 def bfloat16_buffer() -> nn.Module:
     module = nn.Linear(2, 2)
     module.register_buffer("scale", torch.ones(2, dtype=torch.bfloat16))
@@ -141,6 +147,7 @@ class WithExtraState(nn.Linear):
         (lambda: nn.Linear(2, 2).double(), "'weight': dtype torch.float64"),
         (lambda: nn.LazyLinear(2), "'weight': is lazy"),
         (complex_buffer, "buffer 'phase': dtype torch.complex64"),
+        (uint16_buffer, "buffer 'count': dtype torch.uint16 cannot be aggregated"),
         (bfloat16_buffer, "buffer 'scale': dtype torch.bfloat16 has no NumPy equivalent"),
         (bfloat16_frozen, "parameter '1.weight': dtype torch.bfloat16 has no NumPy equivalent"),
         (lambda: nn.Linear(2, 2, device="meta"), "parameter 'weight': is on device meta"),

@@ -35,7 +35,7 @@ def with_directory(config: RunConfig) -> RunConfig:
 
 
 def new_folder(name: str) -> Path:
-    """Return a folder in runs/ named by the moment, so exactly that runs do not share one."""
+    """Return a folder in runs/ named by the microsecond, so that no two runs share one."""
     from datetime import datetime
 
     return Path(f"runs/{datetime.now():%Y%m%d-%H%M%S-%f}-{name}")
