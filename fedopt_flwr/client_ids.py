@@ -6,10 +6,12 @@ import re
 
 from .algorithm import ClientId
 
+MAX_IDS = 100_000  # of one process or certificate
+
 
 def parse_ids(text: str) -> list[ClientId]:
     """Read "7", "0-24", "1,3,8-9" or one name; ValueError says what is wrong."""
-    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+    if not re.fullmatch(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*", text):
         if not text or len(text) > 64 or not text.isprintable():
             raise ValueError(f"got {text!r}; must be a number, ranges such as 0-24, or a name")
         return [text]
@@ -18,6 +20,8 @@ def parse_ids(text: str) -> list[ClientId]:
         low, _, high = part.partition("-")
         if high and int(high) < int(low):
             raise ValueError(f"got {part!r}; a range must go upwards")
+        if len(ids) + int(high or low) - int(low) >= MAX_IDS:
+            raise ValueError(f"got {text!r}; must be at most {MAX_IDS} ids")
         ids += range(int(low), int(high or low) + 1)
     if len(set(ids)) < len(ids):
         raise ValueError(f"got {text!r}; an id occurs twice")

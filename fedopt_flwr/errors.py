@@ -55,6 +55,10 @@ class RunError(FedoptError):
     """A run that started and could not go on."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came; it ends what Ctrl-C ends."""
+
+
 class FedoptWarning(UserWarning):
     """Something that works but is probably not what was meant."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,8 +13,15 @@ from torch import Tensor, nn
 from . import generators
 from .algorithm import ClientId
 from .algorithms import make_rule
+from .checkpoints import Origin
 from .config import RunConfig
-from .data import ClientData, FederatedData, load_federated_data, require_examples
+from .data import (
+    ClientData,
+    FederatedData,
+    fingerprint,
+    load_federated_data,
+    require_examples,
+)
 from .devices import pick_device
 from .errors import (
     ConfigError,
@@ -26,7 +34,7 @@ from .errors import (
 )
 from .flower import ModelPool
 from .flower.messages import Instruction
-from .imports import is_import_path
+from .imports import file_digest, is_import_path
 from .models import find_model, make_model, seeded_module
 from .objectives import (
     Evaluation,
@@ -142,6 +150,15 @@ class Experiment:
             folders=self.config.import_folders,
         )
         return FlatModel(module, self.device)
+
+    @cached_property
+    def origin(self) -> Origin:
+        """What this was made from, for the runs that go on with it."""
+        config = self.config
+        names = (config.algorithm.name, config.data.name, config.model.name)
+        own = [n for n in (*names, config.model.loss, config.model.metric) if is_import_path(n)]
+        code = {name: file_digest(name) for name in own}
+        return Origin(self.given, fingerprint(self._loaded), code)
 
     def _num_classes(self) -> int:
         """Classes for a built-in model; for others they are not counted, as that reads all data."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import sys
 from collections.abc import Iterable
@@ -42,6 +43,15 @@ def load_attribute(field: str, path: str, folders: Iterable[Path]) -> Any:
             with contextlib.suppress(ValueError):  # the module itself took it away
                 sys.path.remove(place)
     return found
+
+
+def file_digest(path: str) -> str:
+    """Return a digest of the file that `module:attribute` was imported from, "" without one."""
+    module = sys.modules.get(path.partition(":")[0])
+    file = getattr(module, "__file__", None)
+    with contextlib.suppress(OSError):
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+    return ""
 
 
 def _forget_namesake(top: str, places: list[str]) -> None:

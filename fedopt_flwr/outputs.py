@@ -3,48 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import tomli_w
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .algorithm import ClientId
+from .checkpoints import (
+    CHECKPOINT,
+    Checkpoint,
+    discard_unfinished,
+    has_checkpoint,
+    read_checkpoint,
+    save_tensors,
+    write_checkpoint,
+)
 from .config import RunConfig
 from .errors import ConfigError, RunError
 from .metrics import RoundRecord, as_json
+from .settings import as_setting
 
 CONFIG, ROUNDS, SUMMARY, MODEL = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors"
-CURVES, CHECKPOINT = "curves.png", "checkpoint"
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """All that the server needs to go on after `round` as if it had never stopped."""
-
-    run: str  # names the run for clients that keep its state
-    round: int
-    vectors: Mapping[str, Tensor]
-    buffers: Mapping[str, Tensor]
-    versions: Mapping[ClientId, int]  # round of each client's last counted reply
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A run after a round: the server, every client's counted state, and what it was made from."""
-
-    server: Snapshot
-    client_states: Mapping[ClientId, Mapping[str, Tensor]]
-    given: list[str]  # what came as Python objects, by the names of simulate()'s parameters
-    folder: str  # where module:attribute names are looked up
-    config: Mapping[str, Any]  # as in config.toml, which a user may have changed since
+CURVES = "curves.png"
+_RECORD = TypeAdapter(RoundRecord)
+_REMEDIES = {
+    errno.ENOENT: "put the folder back",
+    errno.EROFS: "make the folder writable",
+    errno.EACCES: "make the folder writable",
+    errno.EPERM: "make the folder writable",
+}
 
 
 class RunDirectory:
@@ -53,6 +47,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._rounds: TextIO | None = None
+        self._lock: int | None = None
         self._made: list[Path] = []  # folders that were not there, the innermost first
 
     def require_unused(self) -> None:
@@ -75,9 +70,10 @@ class RunDirectory:
                 f"output.directory: {str(self.path)!r} is a file; name a new or empty folder"
             )
         if (self.path / ROUNDS).exists():
+            go_on = f", or go on with it: --resume {self.path}" if has_checkpoint(self.path) else ""
             raise ConfigError(
-                f"output.directory: {str(self.path)!r} already holds a run; name another folder, "
-                f"remove this one, or go on with it: --resume {self.path}"
+                f"output.directory: {str(self.path)!r} already holds a run; name another folder or "
+                f"remove this one{go_on}"
             )
         for name in (CONFIG, SUMMARY, MODEL, CURVES, CHECKPOINT):
             if (self.path / name).exists():
@@ -93,32 +89,63 @@ class RunDirectory:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._rounds = (self.path / ROUNDS).open("x", encoding="utf-8")  # the only run here
-                with _replacing(self.path / CONFIG) as unfinished:
-                    unfinished.write_text(tomli_w.dumps(config), encoding="utf-8")
             except OSError:
                 self._remove_made()
                 raise
+            try:
+                self.lock()
+                with _replacing(self.path / CONFIG) as unfinished:
+                    unfinished.write_text(tomli_w.dumps(config), encoding="utf-8")
+            except (OSError, ValueError):  # ValueError: text that UTF-8 cannot hold
+                self.close()
+                self.discard()
+                raise
+
+    def lock(self) -> None:
+        """Keep other processes from going on with this run, until `close`; the system unlocks it
+        however this process ends. ConfigError if another has it."""
+        self._lock = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            self._lock = None
+            raise ConfigError(
+                f"--resume: the run in {str(self.path)!r} is not over, another process is at it; "
+                "wait for it or stop it"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
 
     def reopen(self, last_round: int) -> list[RoundRecord]:
         """Go on after `last_round`: later lines are dropped; return the records before."""
+        with self._writing("records"):
+            self.lock()
+        try:
+            return self._reopen(last_round)
+        except Exception:
+            self.close()
+            raise
+
+    def _reopen(self, last_round: int) -> list[RoundRecord]:
+        place = str(self.path / ROUNDS)
         try:
             lines = (self.path / ROUNDS).read_text(encoding="utf-8").splitlines()
-            records = [RoundRecord(**json.loads(line)) for line in lines if line.endswith("}")]
-        except (OSError, ValueError, TypeError) as error:
+            records = [_record(line) for line in lines if line.endswith("}")]
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, not JSON, not a record
             raise ConfigError(
-                f"--resume: {str(self.path / ROUNDS)!r} cannot be read: {error}; put it back or "
-                "start a new run"
+                f"--resume: {place!r} cannot be read: {error}; put it back or start a new run"
             ) from error
         kept = [record for record in records if record.round <= last_round]
         rounds = [record.round for record in kept]
         if rounds not in (list(range(last_round + 1)), list(range(1, last_round + 1))):
             raise ConfigError(
-                f"--resume: {str(self.path / ROUNDS)!r} holds rounds {rounds}, not all up to that "
-                f"of the checkpoint ({last_round}); put it back or start a new run"
+                f"--resume: {place!r} holds rounds {rounds}, not all up to that of the checkpoint "
+                f"({last_round}); put it back or start a new run"
             )
-        with self._writing("records"), _replacing(self.path / ROUNDS) as unfinished:
-            unfinished.write_text("".join(_line(record) for record in kept), encoding="utf-8")
         with self._writing("records"):
+            with _replacing(self.path / ROUNDS) as unfinished:
+                unfinished.write_text("".join(_line(r) for r in kept), encoding="utf-8")
             self._rounds = (self.path / ROUNDS).open("a", encoding="utf-8")
         return kept
 
@@ -126,13 +153,15 @@ class RunDirectory:
         """Append one round and flush it."""
         if self._rounds is not None:
             try:
+                if os.fstat(self._rounds.fileno()).st_nlink == 0:
+                    raise FileNotFoundError(errno.ENOENT, "the folder or file was removed")
                 self._rounds.write(_line(record))
                 self._rounds.flush()
             except OSError as error:
                 self.close()
                 raise RunError(
-                    f"{self.path / ROUNDS}: round {record.round} cannot be written: {error}; make "
-                    "room, then go on with --resume where checkpoints were kept"
+                    f"{self.path / ROUNDS}: round {record.round} cannot be written: {error}; "
+                    f"{self._remedy(error)}"
                 ) from error
 
     def close(self) -> None:
@@ -140,6 +169,9 @@ class RunDirectory:
         if file is not None:
             with contextlib.suppress(OSError):  # unwritten text was reported by `add`
                 file.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def discard(self) -> None:
         """Remove what `open` made."""
@@ -157,119 +189,55 @@ class RunDirectory:
         with self._writing("results"), _replacing(self.path / SUMMARY) as unfinished:
             unfinished.write_text(json.dumps(as_json(summary), indent=2) + "\n", encoding="utf-8")
         with self._writing("results"), _replacing(self.path / MODEL) as unfinished:
-            _save(model, unfinished)
+            save_tensors(model, unfinished)
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replace the last checkpoint by this one; at any moment one whole checkpoint is there."""
         with self._writing("checkpoint"):
-            self._replace_checkpoint(checkpoint)
+            if self._rounds is not None:  # which the checkpoint counts on
+                os.fsync(self._rounds.fileno())
+            write_checkpoint(self.path, checkpoint)
 
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[None]:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(self.path / f"{CHECKPOINT}.unfinished", ignore_errors=True)
+            discard_unfinished(self.path)
             raise RunError(
-                f"{self.path}: its {what} cannot be written: {error}; make room, then go on with "
-                "--resume where checkpoints were kept"
+                f"{self.path}: its {what} cannot be written: {error}; {self._remedy(error)}"
             ) from error
 
-    def _replace_checkpoint(self, checkpoint: Checkpoint) -> None:
-        fresh = self.path / f"{CHECKPOINT}.unfinished"
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir()
-        _save(
-            _tagged("vectors", checkpoint.server.vectors)
-            | _tagged("buffers", checkpoint.server.buffers),
-            fresh / "server.safetensors",
-        )
-        clients: dict[str, Tensor] = {}
-        for client_id, state in checkpoint.client_states.items():
-            clients |= _tagged(json.dumps(client_id), state)
-        _save(clients, fresh / "clients.safetensors")
-        meta = {
-            "run": checkpoint.server.run,
-            "round": checkpoint.server.round,
-            "versions": list(checkpoint.server.versions.items()),
-            "given": checkpoint.given,
-            "folder": checkpoint.folder,
-            "config": checkpoint.config,
-        }
-        (fresh / "checkpoint.json").write_text(json.dumps(meta), encoding="utf-8")
-        for path in (*fresh.iterdir(), fresh):
-            _to_disk(path)
-        final, old = self.path / CHECKPOINT, self.path / f"{CHECKPOINT}.old"
-        if final.exists():  # else `old` is the only whole one, left by a process that was killed
-            shutil.rmtree(old, ignore_errors=True)
-            os.replace(final, old)
-        os.replace(fresh, final)
-        _to_disk(self.path)
-        shutil.rmtree(old, ignore_errors=True)
+    def _remedy(self, error: Exception) -> str:
+        advice = _REMEDIES.get(getattr(error, "errno", None) or 0, "make room")
+        if not has_checkpoint(self.path):
+            return f"{advice} and start again"
+        return f"{advice}, then go on with --resume {self.path}"
 
     def read_checkpoint(self) -> Checkpoint:
         """Return the last checkpoint; ConfigError says what to do when there is none."""
-        if not self.path.is_dir():
-            raise ConfigError(f"--resume: {str(self.path)!r} is not a folder; name a run's folder")
-        places = [self.path / CHECKPOINT, self.path / f"{CHECKPOINT}.old"]
-        folder = next((p for p in places if (p / "checkpoint.json").is_file()), None)
-        if folder is None:
-            raise ConfigError(
-                f"--resume: {str(self.path)!r} holds no checkpoint; runs write them when "
-                "output.checkpoint_every is above 0"
-            )
-        try:
-            meta = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
-            server = load_file(folder / "server.safetensors")
-            clients = load_file(folder / "clients.safetensors")
-            states: dict[ClientId, dict[str, Tensor]] = {}
-            for key, tensor in clients.items():
-                owner, _, name = key.rpartition("/")
-                states.setdefault(json.loads(owner), {})[name] = tensor
-            snapshot = Snapshot(
-                run=meta["run"],
-                round=meta["round"],
-                vectors=_untagged("vectors", server),
-                buffers=_untagged("buffers", server),
-                versions=dict(meta["versions"]),
-            )
-            return Checkpoint(snapshot, states, meta["given"], meta["folder"], meta["config"])
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise ConfigError(
-                f"--resume: the checkpoint in {str(folder)!r} is broken: {error}"
-            ) from error
+        return read_checkpoint(self.path)
 
     def read_config(self, checkpoint: Checkpoint) -> RunConfig:
         """Return the configuration of the run in this folder, wherever the folder lies by now."""
-        config = RunConfig.from_file(
-            self.path / CONFIG, [f"output.directory={json.dumps(str(self.path))}"]
-        )
-        return config.looking_in(Path(checkpoint.folder))
+        place = as_setting("output.directory", str(self.path))
+        return RunConfig.from_file(self.path / CONFIG, [place]).looking_in(Path(checkpoint.folder))
+
+
+def _record(line: str) -> RoundRecord:
+    try:
+        record = _RECORD.validate_json(line, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "a line"
+        raise ValueError(f"{where}: {first['msg']}") from None
+    if not all({"client", "phase", "error"} <= item.keys() for item in record.errors):
+        raise ValueError("errors: each must have a client, a phase and an error")
+    return record
 
 
 def _line(record: RoundRecord) -> str:
     return json.dumps(as_json(record.to_dict())) + "\n"
-
-
-def _tagged(tag: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{tag}/{name}": array for name, array in arrays.items()}
-
-
-def _untagged(tag: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(f"{tag}/"): v for k, v in arrays.items() if k.startswith(f"{tag}/")}
-
-
-def _save(arrays: Mapping[str, Tensor], path: Path) -> None:
-    save_file({name: array.detach().cpu().clone() for name, array in arrays.items()}, path)
-
-
-def _to_disk(path: Path) -> None:
-    """Have the system write a file or folder now: a power cut must not leave half a checkpoint."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class _replacing:

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor, nn
 
 from .algorithm import Algorithm, ClientId, Plan
+from .checkpoints import Checkpoint
 from .config import RunConfig
-from .errors import ConfigError, FedoptError, FedoptWarning, RunError
+from .errors import FedoptError, FedoptWarning, RunError
 from .experiment import Experiment
-from .flower import FederatedStrategy
+from .flower import STATE_LOST, FederatedStrategy
 from .imports import is_import_path
 from .metrics import RoundRecord, summarize
-from .outputs import CONFIG, CURVES, Checkpoint, RunDirectory
+from .outputs import CURVES, RunDirectory
 from .plots import draw_curves
+from .resuming import require_same_sizes
 
 _FLOAT_BYTES = 4
-_MAY_CHANGE = {  # when a run goes on: how long one waits, and what computes
-    "federation.min_replies",
-    "federation.round_timeout",
-    "federation.start_timeout",
-    "training.device",
-}
 
 
 @dataclass
@@ -40,14 +37,24 @@ class Result:
     model: nn.Module
     rounds: list[RoundRecord]
     summary: dict[str, Any]
+    rounds_before: int = 0  # of the checkpoint that this call went on from
+
+    @property
+    def idle_from(self) -> int | None:
+        """The round from which no reply counted, if that is more than half of the rounds that were
+        run and no divergence says why."""
+        run = [record for record in self.rounds if record.round > self.rounds_before]
+        idle = list(takewhile(lambda record: not record.clients, reversed(run)))
+        is_most = 2 * len(idle) > len(run)
+        return idle[-1].round if is_most and self.summary["diverged_at"] is None else None
 
     @property
     def last_error(self) -> str | None:
-        """What the last client failed with, if no reply ever counted and no divergence says why."""
-        rounds = [record for record in self.rounds if record.round > 0]
-        if self.summary["diverged_at"] is not None or any(record.clients for record in rounds):
+        """What the last client failed with in a run that ended without replies."""
+        if self.idle_from is None:
             return None
-        errors = [error for record in rounds for error in record.errors] or [{}]
+        idle = [record for record in self.rounds if record.round >= self.idle_from]
+        errors = [error for record in idle for error in record.errors] or [{}]
         return f"client {errors[-1].get('client')}: {errors[-1].get('error')}"
 
 
@@ -92,9 +99,10 @@ class Run:
         self._records: list[RoundRecord] = []
         self._initial_loss: float | None = None  # on the test data; round 0 holds it where it is
         self.num_rounds = config.federation.num_rounds  # still to do
-        self._resumed = checkpoint is not None
+        self._checkpoint = checkpoint  # that the run goes on from
         if checkpoint:
             self.num_rounds -= checkpoint.server.round
+            self._initial_loss = checkpoint.initial_loss
         self.strategy = FederatedStrategy(
             experiment.rule,
             experiment.model,
@@ -111,12 +119,15 @@ class Run:
         )
 
     def _start(self, rule: Algorithm, plan: Plan) -> None:
+        if self._checkpoint is not None:
+            require_same_sizes(plan, self._checkpoint)
         self._listener.on_start(rule, plan, self._experiment)
-        if self._experiment.data.test is not None and not (self._resumed or rule.start_names):
+        is_new = self._checkpoint is None and not rule.start_names
+        if self._experiment.data.test is not None and is_new:
             self._initial_loss = self._experiment.evaluate(self.strategy.model).loss
 
     @contextlib.contextmanager
-    def recording(self, checkpoint: Checkpoint | None) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Write the run's files meanwhile, if it has a directory."""
         config = self._experiment.config
         if config.output.directory is None:
@@ -124,11 +135,12 @@ class Run:
                 yield
             return
         directory = RunDirectory(config.output.directory)
-        if checkpoint is None:
+        if self._checkpoint is None:
             directory.require_unused()
             directory.open(config.to_dict())
         else:
-            self._records += directory.reopen(checkpoint.server.round)
+            records = directory.reopen(self._checkpoint.server.round)
+            self._records += [self._with_lost_numbers(record) for record in records]
         self._directory = directory
         try:
             with _own_rule(config):
@@ -138,24 +150,46 @@ class Run:
             if not self._records:  # it never began, so the folder is free for another attempt
                 directory.discard()
 
+    def _with_lost_numbers(self, record: RoundRecord) -> RoundRecord:
+        """Put back the losses that were not finite, which JSON cannot hold."""
+        output, number = self._experiment.config.output, record.round
+        last = self._experiment.config.federation.num_rounds
+        if record.train_loss is None and record.clients:
+            record.train_loss = math.nan
+        due = number % output.evaluate_every == 0 or number == last
+        if record.test_loss is None and due and self._experiment.data.test is not None:
+            record.test_loss = math.nan
+        return record
+
     def _take(self, record: RoundRecord) -> None:
         self._records.append(record)
+        if self._checkpoint and record.round == self._checkpoint.server.round + 1:
+            _require_states(record)
         if self._directory is not None:
             self._directory.add(record)
             every = self._experiment.config.output.checkpoint_every
             if every and record.round and record.round % every == 0:
-                self._directory.write_checkpoint(self._checkpoint())
+                self._directory.write_checkpoint(self._new_checkpoint())
                 if self._client_state is None:
                     self.strategy.durable_versions = dict(self.strategy.versions)
         self._listener.on_round(record)
 
-    def _checkpoint(self) -> Checkpoint:
+    def _new_checkpoint(self) -> Checkpoint:
         server, config = self.strategy.snapshot(), self._experiment.config
         states: dict[ClientId, Mapping[str, Tensor]] = {}
-        if self._client_state is not None and self._keeps_state(config):
-            states = {i: self._client_state(i, version) for i, version in server.versions.items()}
-        folder = str(config.import_folders[0])
-        return Checkpoint(server, states, self._experiment.given, folder, config.to_dict())
+        has_state, read_state = self._keeps_state(config), self._client_state
+        if has_state and read_state is not None:
+            states = {i: read_state(i, version) for i, version in server.versions.items()}
+        sizes = list(self.strategy.state.plan.num_examples.items())
+        return Checkpoint(
+            server,
+            states,
+            has_state and read_state is None,
+            self._initial_loss,
+            replace(self._experiment.origin, num_examples=sizes),
+            str(config.import_folders[0]),
+            config.to_dict(),
+        )
 
     def _keeps_state(self, config: RunConfig) -> bool:
         local = config.federation.buffers == "local" and self.strategy.model.has_buffers
@@ -163,7 +197,7 @@ class Run:
 
     def finish(self) -> Result:
         """Write summary, model and curves, and return the result."""
-        strategy, config = self.strategy, self._experiment.config
+        strategy = self.strategy
         strategy.load_model()
         model = strategy.model
         vector = model.vector.detach().cpu().numpy().copy()
@@ -173,6 +207,8 @@ class Run:
             "model_parameters": model.size,
             **summarize(self._records, model.size * _FLOAT_BYTES, self._initial_loss),
         }
+        before = self._checkpoint.server.round if self._checkpoint else 0
+        result = Result(vector, model.module, self._records, summary, before)
         if summary["diverged_at"] is not None:
             warnings.warn(
                 f"{strategy.rule.name}: diverged in round {summary['diverged_at']}: losses were no "
@@ -183,26 +219,44 @@ class Run:
                 stacklevel=2,
             )
         if self._directory is not None:
-            self._directory.write_results(summary, model.module.state_dict())
-            federation = config.federation
-            title = (
-                f"{config.data.name}, {config.model.name}: {federation.num_clients} clients, "
-                f"{federation.clients_per_round} a round"
-            )
-            records = {strategy.rule.name: [self._records]}
-            try:
-                draw_curves(records, self._directory.path / CURVES, title)
-            except OSError as error:  # all that counts is written
-                warnings.warn(f"{CURVES}: not drawn: {error}", FedoptWarning, stacklevel=2)
-        result = Result(vector, model.module, self._records, summary)
-        if result.last_error is not None:
-            warnings.warn(
-                "no client's reply was counted in any round, so the model is the untrained one; "
-                f"the last error: {result.last_error}",
-                FedoptWarning,
-                stacklevel=2,
-            )
+            self._write_results(self._directory, result)
+        _warn_if_idle(result)
         return result
+
+    def _write_results(self, directory: RunDirectory, result: Result) -> None:
+        config, name = self._experiment.config, self.strategy.rule.name
+        directory.write_results(result.summary, result.model.state_dict())
+        title = (
+            f"{config.data.name}, {config.model.name}: {config.federation.num_clients} clients, "
+            f"{config.federation.clients_per_round} a round"
+        )
+        try:
+            draw_curves({name: [self._records]}, directory.path / CURVES, title)
+        except OSError as error:  # all that counts is written
+            warnings.warn(f"{CURVES}: not drawn: {error}", FedoptWarning, stacklevel=2)
+
+
+def _warn_if_idle(result: Result) -> None:
+    if result.idle_from is None:
+        return
+    text = "in any round, so the model is the untrained one"
+    if result.idle_from > 1:
+        text = f"from round {result.idle_from} on, so the model is that of the round before"
+    warnings.warn(
+        f"no client's reply was counted {text}; the last error: {result.last_error}",
+        FedoptWarning,
+        stacklevel=3,
+    )
+
+
+def _require_states(record: RoundRecord) -> None:
+    """End a run that nobody can go on with, before a checkpoint takes the good one's place."""
+    lost = [error for error in record.errors if STATE_LOST in str(error["error"])]
+    if lost and len(lost) == record.num_asked:
+        raise RunError(
+            f"--resume: round {record.round}: {lost[0]['error']}; start the clients with the "
+            "--state-dir that they had, or start a new run"
+        )
 
 
 @contextlib.contextmanager
@@ -220,56 +274,3 @@ def _own_rule(config: RunConfig) -> Iterator[None]:
             f"algorithm.name: {config.algorithm.name!r} failed in {place.filename}, line "
             f"{place.lineno}: {type(error).__name__}: {error}"
         ) from error
-
-
-def read_run(directory: Path) -> tuple[RunConfig, Checkpoint]:
-    """Return what is needed to go on with a run; ConfigError if there is nothing to go on with."""
-    folder = RunDirectory(directory)
-    checkpoint = folder.read_checkpoint()
-    config = folder.read_config(checkpoint)
-    _require_unchanged(config, checkpoint, directory)
-    if checkpoint.server.round >= config.federation.num_rounds:
-        raise ConfigError(
-            f"--resume: the run in {str(directory)!r} has done all "
-            f"{config.federation.num_rounds} rounds; start a new one for more"
-        )
-    return config, checkpoint
-
-
-def _require_unchanged(config: RunConfig, checkpoint: Checkpoint, directory: Path) -> None:
-    """Raise ConfigError for every key that decides the result and differs from the run's."""
-    now, then = _deciding(config.to_dict()), _deciding(checkpoint.config)
-    changed = [
-        f"--resume: {key} is {now.get(key)!r} in {str(directory / CONFIG)!r}, but the checkpoint "
-        f"was made with {then.get(key)!r}; put it back, or start a new run"
-        for key in sorted({*now, *then})
-        if now.get(key) != then.get(key)
-    ]
-    if changed:
-        raise ConfigError(changed)
-
-
-def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys and values, without those that a run may go on with other values of."""
-    flat = {
-        f"{section}.{key}": value
-        for section, values in config.items()
-        if section not in ("output", "transport")
-        for key, value in values.items()
-    }
-    return {key: value for key, value in flat.items() if key not in _MAY_CHANGE}
-
-
-def require_same(experiment: Experiment, checkpoint: Checkpoint, directory: Path) -> None:
-    """Raise ConfigError where an experiment is not the one that the checkpoint was made from."""
-    if experiment.given != checkpoint.given:
-        raise ConfigError(
-            f"--resume: the run in {str(directory)!r} was given {checkpoint.given or 'nothing'} "
-            f"as Python objects, this call {experiment.given or 'nothing'}; call "
-            "fedopt_flwr.resume() with the same ones"
-        )
-    if checkpoint.server.vectors["model"].numel() != experiment.model.size:
-        raise ConfigError(
-            f"--resume: the checkpoint's model has {checkpoint.server.vectors['model'].numel()} "
-            f"parameters, this one {experiment.model.size}; use the model of the run"
-        )

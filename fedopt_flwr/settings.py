@@ -51,6 +51,11 @@ def apply_setting(data: dict[str, Any], setting: str) -> None:
     data[parts[-1]] = text.strip() if is_date or is_number else value
 
 
+def as_setting(key: str, value: Any) -> str:
+    """Return `section.key=VALUE` that `apply_setting` reads back as this very value."""
+    return key + tomli_w.dumps({"v": value}).strip().removeprefix("v ")
+
+
 def plain(value: Any) -> Any:
     """Return a value with NumPy's numbers as Python's and paths as text, also inside of others."""
     if isinstance(value, dict):

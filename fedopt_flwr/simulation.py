@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from .checkpoints import Checkpoint
 from .config import RunConfig
 from .data import from_datasets
 from .engines.in_process import run_in_process
@@ -16,8 +17,8 @@ from .errors import ConfigError, FedoptWarning
 from .experiment import Experiment
 from .flower import FederatedClient, MemoryStates
 from .objectives import Loss, Metric
-from .outputs import Checkpoint
-from .runs import Listener, Result, Run, Silent, read_run, require_same
+from .resuming import read_run, require_same
+from .runs import Listener, Result, Run, Silent
 
 
 def simulate(
@@ -59,6 +60,12 @@ def resume(
     What the run was given as objects, its configuration cannot hold: give the same ones again.
     """
     config, checkpoint = read_run(Path(directory))
+    if checkpoint.clients_keep_state:
+        raise ConfigError(
+            f"--resume: the clients of the run in {str(directory)!r} were processes of their own "
+            "that keep its state; go on with `fedopt launch --resume`, or with `fedopt server "
+            "--resume` and those clients"
+        )
     experiment = _experiment(config, model, client_data, test_data, loss, metric)
     require_same(experiment, checkpoint, Path(directory))
     return run_experiment(experiment, workers=workers, listener=listener, checkpoint=checkpoint)
@@ -115,7 +122,7 @@ def run_experiment(
     )
     pool = experiment.pool(workers)
     clients = [FederatedClient(i, d, pool, states) for i, d in enumerate(experiment.data.clients)]
-    with run.recording(checkpoint):
+    with run.recording():
         run_in_process(
             run.strategy,
             clients,

@@ -351,7 +351,7 @@ def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
         ),
         (["client", "--client-id", "1", "--insecure", "--server", "x:1:y"], ["must be HOST:PORT"]),
         (["launch", "--clients", "3"], ["federation.clients_per_round: got 5"]),
-        (["launch", "--resume", "gone"], ["config file: 'gone/config.toml' is not a file"]),
+        (["launch", "--resume", "gone"], ["--resume: 'gone' is not a folder"]),
         (
             [
                 "launch",

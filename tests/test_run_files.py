@@ -212,7 +212,7 @@ def test_a_disk_that_is_full_is_named(
     def full(*arguments: Any) -> None:
         raise SafetensorError("No space left on device (os error 28)")
 
-    monkeypatch.setattr("fedopt_flwr.outputs.save_file", full)
+    monkeypatch.setattr("fedopt_flwr.checkpoints.save_file", full)
     settings = config("fedavg")
     every = 4 if what == "checkpoint" else 0
     settings["output"] = {"directory": tmp_path / "run", "checkpoint_every": every}
@@ -307,7 +307,7 @@ def test_a_checkpoint_that_fails_leaves_the_only_whole_one(
     def interrupted(*paths: Any) -> None:
         raise OSError("killed")
 
-    monkeypatch.setattr("fedopt_flwr.outputs.os.replace", interrupted)
+    monkeypatch.setattr("fedopt_flwr.checkpoints.os.replace", interrupted)
     with pytest.raises(RunError, match="checkpoint cannot be written"):
         directory.write_checkpoint(checkpoint)
     monkeypatch.undo()

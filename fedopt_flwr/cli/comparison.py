@@ -20,6 +20,7 @@ from ..metrics import as_json, rounds_to_target
 from ..outputs import CURVES
 from ..plots import draw_curves
 from ..runs import Result
+from ..settings import as_setting
 from ..simulation import run_experiment
 from .options import new_folder
 from .show import RunDisplay
@@ -53,7 +54,7 @@ def run_comparison(
             label = f"{name}, seed {seed}" if seeds else name
             folder = name.replace(":", "-").replace("=", "-")
             place = directory / (f"{folder}-seed{seed}" if seeds else folder)
-            own = config.updated([*seeded, f"output.directory={json.dumps(str(place))}"])
+            own = config.updated([*seeded, as_setting("output.directory", str(place))])
             with RunDisplay(label if any(results.values()) else None) as display:
                 experiment = Experiment(own, data=data)
                 results[name].append(run_experiment(experiment, workers=workers, listener=display))
@@ -72,6 +73,11 @@ def run_comparison(
             f"results of each run are in {directory}"
         ) from error
     print(f"results in {directory}, curves in {directory / CURVES}")
+    idle = [name for name, runs in results.items() if any(run.last_error for run in runs)]
+    if idle:
+        raise RunError(
+            f"{', '.join(idle)}: no reply was counted, at least at the end; see the warnings above"
+        )
 
 
 def _require_empty(directory: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import os
+import re
+import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError, FedoptWarning
+from ..settings import as_setting
 from .options import AlgorithmName, ConfigFile, Settings, read_config, with_directory
 
 if TYPE_CHECKING:
+    from ..checkpoints import Checkpoint
+    from ..config import RunConfig
     from ..engines.stream import ClientTls, ServerTls
 
 certs = typer.Typer(help="Make certificates for a federation.", no_args_is_help=True)
@@ -47,7 +50,10 @@ def server(
     """Wait for the clients, run the federation over gRPC, write the results."""
     if resume is not None and algorithm:
         raise ConfigError("--resume: takes the rule from its directory; leave out --algorithm")
-    run_config = with_directory(read_config(config, algorithm, settings))
+    if resume is None:
+        run_config, checkpoint = with_directory(read_config(config, algorithm, settings)), None
+    else:
+        run_config, checkpoint = _read_run(resume, config, settings)
     _require_address("--address", address)
     if not insecure:
         os.environ["GRPC_VERBOSITY"] = "info"  # HandshakeLog lives on it; before flwr is imported
@@ -64,10 +70,10 @@ def server(
             tls=tls,
             listener=display,
             roster=display.roster,
-            resume=resume,
+            checkpoint=checkpoint,
             on_listening=lambda port: display.say(f"listening at {_with_port(address, port)}"),
         )
-    display.finish(result, resume or run_config.output.directory)
+    display.finish(result, run_config.output.directory)
 
 
 def client(
@@ -93,6 +99,7 @@ def client(
     ids = _ids(client_id, client_ids)
     tls = _client_tls(ca, certificate, key, insecure)
     _require_address("--server", server)
+    _require_state_directory(state_dir)
     from ..deployment.clients import serve_clients
     from ..deployment.leash import follow_parent
     from ..engines.stream import Server
@@ -101,8 +108,7 @@ def client(
     if tls is not None:
         tls.credentials()  # so that wrong files are an error now, not at the first connection
     where = Server(server, tls, run_config.transport.keep_alive_seconds)
-    say = functools.partial(print, flush=True)
-    errors = serve_clients(run_config, ids, state_dir, where, say)
+    errors = serve_clients(run_config, ids, state_dir, where, _say)
     if errors:
         raise errors[0]
 
@@ -126,14 +132,16 @@ def launch(
             raise ConfigError(
                 "--resume: takes the configuration from its directory; give no other beside it"
             )
-        config, given = resume / "config.toml", [f"output.directory={json.dumps(str(resume))}"]
-    run_config = with_directory(read_config(config, algorithm, given))
+        run_config, checkpoint = _read_run(resume)
+        config, given = resume / "config.toml", [as_setting("output.directory", str(resume))]
+    else:
+        run_config, checkpoint = with_directory(read_config(config, algorithm, given)), None
     folder = run_config.output.directory
     total = run_config.federation.num_clients
     count = min(total, processes or max(4, len(os.sched_getaffinity(0))))
-    arguments = [*([str(config)] if config else [])]
-    for setting in [*given, *([f"algorithm.name={algorithm}"] if algorithm else [])]:
-        arguments += ["--set", setting]
+    given += [f"algorithm.name={algorithm}"] if algorithm else []
+    arguments = [str(config)] if config else []
+    arguments += [word for setting in given for word in ("--set", setting)]
     from ..deployment.launcher import launch as launch_run
     from ..engines.stream import Roster
     from .federation_show import FederationDisplay
@@ -148,7 +156,7 @@ def launch(
             folder=folder or Path("runs"),
             listener=display,
             roster=display.roster,
-            resume=resume,
+            checkpoint=checkpoint,
         )
     display.print_result(result, folder)
 
@@ -246,9 +254,38 @@ def _ids(client_id: str | None, client_ids: str | None) -> list[int | str]:
     return ids
 
 
+def _read_run(
+    directory: Path, config: Path | None = None, settings: list[str] | None = None
+) -> tuple[RunConfig, Checkpoint]:
+    """A run to go on with; what is given beside it must agree with it, but for [transport]."""
+    from ..resuming import read_run
+
+    given = None
+    if config or settings:
+        given = read_config(config or directory / "config.toml", None, settings)
+    return read_run(directory, given)
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # nobody reads on, as after `| head`; the clients stay
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _require_state_directory(path: Path) -> None:
+    nearest = next((p for p in (path, *path.absolute().parents) if p.exists()), path)
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        what = "is no folder" if not nearest.is_dir() else "cannot be written to"
+        raise ConfigError(
+            f"--state-dir: got {str(path)!r}; {str(nearest)!r} {what}; name a folder on a disk "
+            "that stays"
+        )
+
+
 def _require_address(option: str, address: str) -> None:
     host, colon, port = address.rpartition(":")
-    if not host or not colon or not port.isdigit() or int(port) > 65535:
+    if not host or not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise ConfigError(f"{option}: got {address!r}; must be HOST:PORT")
 
 

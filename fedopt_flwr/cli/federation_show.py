@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from .show import RunDisplay
@@ -46,19 +46,15 @@ class FederationDisplay(RunDisplay):
             )
             self._live.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _stop(self) -> None:
         if self._live is not None:
             self._live.stop()
 
     def say(self, text: str) -> None:
         """Print a line; before the run starts also who is still missing."""
         waiting = "" if self._training else f" ({self._presence()})"
-        self._console.print(f"{text}{waiting}", markup=False, soft_wrap=True)
+        with contextlib.suppress(SystemExit):  # nobody reads on: no reason to lose a client
+            self._console.print(f"{text}{waiting}", markup=False, soft_wrap=True)
 
     def _presence(self) -> str:
         here = [i for i, client in self.roster.clients().items() if client.num_examples is not None]

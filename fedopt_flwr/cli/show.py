@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 
-from ..errors import RunError
+from ..errors import RunError, Terminated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +45,8 @@ class RunDisplay:
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._num_rounds = 0
+        self._last_round: int | None = None
+        self._directory: Path | None = None
         self._started = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -55,12 +58,32 @@ class RunDisplay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._stop()
+        if isinstance(error, KeyboardInterrupt):
+            errors_console().print(f"stopped {self._how_to_go_on()}", markup=False, soft_wrap=True)
+            if isinstance(error, Terminated):
+                sys.exit(128 + signal.SIGTERM)  # else 130, which the library of the command sets
+
+    def _stop(self) -> None:
         if self._progress is not None:
             self._progress.stop()
+
+    def _how_to_go_on(self) -> str:
+        from ..checkpoints import has_checkpoint
+
+        if self._last_round is None:
+            return "before round 1"
+        if self._directory is not None and has_checkpoint(self._directory):
+            return f"after round {self._last_round}; go on with --resume {self._directory}"
+        return (
+            f"after round {self._last_round}; without a checkpoint (output.checkpoint_every) the "
+            "run cannot go on"
+        )
 
     def on_start(self, rule: Algorithm, plan: Plan, experiment: Experiment) -> None:
         """Print the header and start the bar."""
         self._num_rounds, self._started = plan.num_rounds, time.monotonic()
+        self._directory = experiment.config.output.directory
         if self._label is None:
             self._print_setting(plan, experiment)
         self._print_rule(rule, plan)
@@ -122,6 +145,7 @@ class RunDisplay:
 
     def on_round(self, record: RoundRecord) -> None:
         """Move the bar, or print a line now and then; errors of clients always."""
+        self._last_round = record.round
         for item in record.errors:
             self._console.print(
                 f"round {record.round}: client {item['client']} {_MISSED[item['phase']]}: "
@@ -160,11 +184,13 @@ class RunDisplay:
         self._print_place(result, directory)
 
     def _print_place(self, result: Result, directory: Path | None) -> None:
-        """Say where the files are; RunError if no reply ever counted."""
+        """Say where the files are; RunError if the run ended without replies."""
         if directory is not None:
             self._console.print(f"results in {directory}", markup=False, soft_wrap=True)
         if result.last_error is not None:
-            raise RunError("no reply was counted, so nothing was trained; see the warning above")
+            first = result.idle_from
+            what = ", so nothing was trained" if first == 1 else f" from round {first} on"
+            raise RunError(f"no reply was counted{what}; see the warning above")
 
 
 def _chosen(section: BaseModel, *names: str) -> list[str]:

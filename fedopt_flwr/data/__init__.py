@@ -11,6 +11,7 @@ from .federated import (
     load_test_data,
     require_examples,
 )
+from .fingerprint import fingerprint
 
 __all__ = [
     "ClientData",
@@ -18,6 +19,7 @@ __all__ = [
     "FederatedData",
     "TensorData",
     "as_client_data",
+    "fingerprint",
     "from_datasets",
     "load_client_data",
     "load_federated_data",

@@ -19,6 +19,7 @@ from ..errors import ConfigError, RunError
 from ..experiment import Experiment
 from ..flower import ClientStates, ContextStates
 from ..runs import Listener, Result, Run
+from ..settings import as_setting
 from .clients import ClientHost, HostedClient, states_in
 
 # Keys of Flower's run config, which must all be declared in pyproject.toml with these defaults
@@ -61,9 +62,9 @@ def read_run_config(run_config: Mapping[str, Any]) -> RunConfig:
     for key, place in _PLACES.items():
         value = run_config.get(key, DEFAULTS[key])
         if value != "" and (path is None or value != DEFAULTS[key]):
-            settings.append(f"{place}={json.dumps(value)}")
+            settings.append(as_setting(place, value))
     options = _read_options(str(run_config.get("algorithm-options", "")))
-    settings += [f"algorithm.{name}={json.dumps(value)}" for name, value in options.items()]
+    settings += [as_setting(f"algorithm.{name}", value) for name, value in options.items()]
     return RunConfig.from_file(path, settings)
 
 
@@ -93,7 +94,7 @@ def serve_on_grid(
     experiment = Experiment(config, data=load_test_data(config))
     run = Run(experiment, listener, None, in_memory=False)
     run.strategy.members.while_waiting = while_waiting
-    with run.recording(None):
+    with run.recording():
         run_on_grid(
             run.strategy,
             grid,

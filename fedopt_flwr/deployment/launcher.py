@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,17 +14,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from ..checkpoints import Checkpoint
 from ..config import RunConfig
 from ..engines.stream import Roster
-from ..errors import RunError
+from ..errors import ConfigError, FedoptError, MessageError, RunError
 from ..metrics import RoundRecord
 from ..runs import Listener, Result
+from .clients import states_in
 from .leash import Leash
 from .server import serve
 
 _HOST = "127.0.0.1"
 _GRACE_SECONDS = 10.0
 _TAIL_LINES = 5
+_ERROR = "] error: "  # in a log, before what a client's command says is wrong
 
 
 def launch(
@@ -34,13 +38,17 @@ def launch(
     folder: Path,
     listener: Listener,
     roster: Roster,
-    resume: Path | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Result:
     """Run a federation of processes; `client_arguments` give clients the same configuration.
 
     Logs go to `folder`/logs and client states to `folder`/state. No process stays behind.
     """
-    clients = ClientProcesses(config, client_arguments, num_processes, folder)
+    code = None
+    if checkpoint is not None:
+        _require_states(checkpoint, folder / "state")
+        code = config.import_folders[0]
+    clients = ClientProcesses(config, client_arguments, num_processes, folder, code)
     with clients:
         return serve(
             config,
@@ -48,20 +56,30 @@ def launch(
             tls=None,
             listener=_Watched(listener, clients),
             roster=roster,
-            resume=resume,
+            checkpoint=checkpoint,
             on_listening=clients.start,
             while_waiting=clients.require_alive,
         )
 
 
 class ClientProcesses:
-    """The client processes of a launch, their logs and their end."""
+    """The client processes of a launch, their logs and their end.
+
+    They look for the user's own code in `code` too, if that is not where their arguments lead.
+    """
 
     def __init__(
-        self, config: RunConfig, arguments: Sequence[str], num_processes: int, folder: Path
+        self,
+        config: RunConfig,
+        arguments: Sequence[str],
+        num_processes: int,
+        folder: Path,
+        code: Path | None = None,
     ) -> None:
         self._config, self._arguments = config, list(arguments)
-        self._num_processes, self._folder = num_processes, folder
+        self._num_processes, self._folder, self._code = num_processes, folder, code
+        self._logs = folder / "logs"
+        self._made = [p for p in (self._logs, *self._logs.parents) if not p.exists()]
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._readers: list[threading.Thread] = []
         self._leash = Leash()
@@ -71,8 +89,12 @@ class ClientProcesses:
 
     def start(self, port: int) -> None:
         """Start all processes, each with its share of the clients, GPUs and CPU threads."""
-        logs = self._folder / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"output.directory: cannot make {str(self._logs)!r}: {error}; name another folder"
+            ) from error
         for number, ids in enumerate(
             _shares(self._config.federation.num_clients, self._num_processes)
         ):
@@ -87,7 +109,7 @@ class ClientProcesses:
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends the rest
             )
             self._processes[ids] = process
-            log = logs / f"clients-{ids}.log"
+            log = self._logs / f"clients-{ids}.log"
             reader = threading.Thread(target=_copy, args=(process.stdout, log, ids), daemon=True)
             reader.start()
             self._readers.append(reader)
@@ -104,6 +126,9 @@ class ClientProcesses:
         own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+        if self._code is not None:
+            others = os.environ.get("PYTHONPATH")
+            own["PYTHONPATH"] = os.pathsep.join([str(self._code), *([others] if others else [])])
         if len(gpus) > 1 and self._config.training.device in ("auto", "cuda"):
             own["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
         return own
@@ -112,20 +137,23 @@ class ClientProcesses:
         """Raise RunError with the end of its log if a process ended; before round 1 all count."""
         for ids, process in self._processes.items():
             if process.poll() is not None:
-                raise RunError(self._obituary(ids, process))
+                raise self._obituary(ids, process)
 
     def require_any_alive(self) -> None:
         """Raise RunError if no process is left: nobody would ever answer."""
         if all(process.poll() is not None for process in self._processes.values()):
-            raise RunError(self._obituary(*next(iter(self._processes.items()))))
+            raise self._obituary(*next(iter(self._processes.items())))
 
-    def _obituary(self, ids: str, process: subprocess.Popen[str]) -> str:
+    def _obituary(self, ids: str, process: subprocess.Popen[str]) -> FedoptError:
         for reader in self._readers:
             reader.join(1)
-        log = self._folder / "logs" / f"clients-{ids}.log"
-        tail = log.read_text(encoding="utf-8").splitlines()[-_TAIL_LINES:] if log.exists() else []
+        log = self._logs / f"clients-{ids}.log"
+        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        errors = [line.partition(_ERROR)[2] for line in lines if _ERROR in line]
+        if process.returncode == ConfigError.exit_code and errors:
+            return ConfigError([f"clients {ids}: {error}" for error in errors])
         text = f"the process of clients {ids} ended with code {process.returncode}; its log {log}"
-        return "\n".join([f"{text} ends:", *tail])
+        return RunError("\n".join([f"{text} ends:", *lines[-_TAIL_LINES:]]))
 
     def __exit__(
         self,
@@ -147,6 +175,15 @@ class ClientProcesses:
         self._leash.release()
         for reader in self._readers:
             reader.join(1)
+        if isinstance(error, ConfigError) and self._logs in self._made:
+            self._remove_logs()
+
+    def _remove_logs(self) -> None:
+        for ids in self._processes:
+            (self._logs / f"clients-{ids}.log").unlink(missing_ok=True)
+        for folder in self._made:
+            with contextlib.suppress(OSError):  # other things are in it
+                folder.rmdir()
 
 
 class _Watched:
@@ -167,6 +204,20 @@ def _shares(num_clients: int, num_processes: int) -> list[str]:
     cuts = [num_clients * i // num_processes for i in range(num_processes + 1)]
     ranges = [(low, high - 1) for low, high in pairwise(cuts)]
     return [str(low) if low == high else f"{low}-{high}" for low, high in ranges]
+
+
+def _require_states(checkpoint: Checkpoint, directory: Path) -> None:
+    """Raise ConfigError if a client's state that the checkpoint counts on is not there."""
+    if not checkpoint.clients_keep_state:
+        return
+    states = states_in(directory)(checkpoint.server.run)
+    for client_id, version in checkpoint.server.versions.items():
+        try:
+            states.load(client_id, version)
+        except MessageError as error:
+            raise ConfigError(
+                f"--resume: {error}; put {str(directory)!r} back as it was, or start a new run"
+            ) from error
 
 
 def _copy(stream: IO[str], log: Path, ids: str) -> None:

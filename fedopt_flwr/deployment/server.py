@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from pathlib import Path
 
+from ..checkpoints import Checkpoint
 from ..config import RunConfig
 from ..data import load_test_data
 from ..engines.memory import keep_freed_memory
 from ..engines.stream import Roster, ServerTls, run_on_streams
+from ..errors import ConfigError
 from ..experiment import Experiment
 from ..flower.sizes import require_messages_fit
-from ..runs import Listener, Result, Run, read_run, require_same
+from ..resuming import require_same
+from ..runs import Listener, Result, Run
 
 
 def serve(
@@ -22,32 +24,31 @@ def serve(
     tls: ServerTls | None,
     listener: Listener,
     roster: Roster,
-    resume: Path | None = None,
+    checkpoint: Checkpoint | None = None,
     on_listening: Callable[[int], None] = lambda port: None,
     while_waiting: Callable[[], None] = lambda: None,
 ) -> Result:
     """Wait for the clients, run the federation, write its files and send the clients home.
 
-    `resume` is the directory of a run that stopped: `config` then only says how to listen.
+    With `checkpoint` and the configuration of its run, goes on with that run.
     `while_waiting` is called while clients are missing and may raise to give up.
     """
     keep_freed_memory()
-    checkpoint = None
-    if resume is not None:
-        earlier, checkpoint = read_run(resume)
-        config = earlier.model_copy(update={"transport": config.transport}).looking_in(
-            earlier.import_folders[0]
+    if checkpoint and checkpoint.client_states:
+        raise ConfigError(
+            f"--resume: the run in {str(config.output.directory)!r} was a simulation, whose "
+            "clients left no state to other processes; go on with `fedopt simulate --resume`"
         )
     experiment = Experiment(config, data=load_test_data(config))
-    if checkpoint and resume:
-        require_same(experiment, checkpoint, resume)
+    if checkpoint and config.output.directory:
+        require_same(experiment, checkpoint, config.output.directory)
     require_messages_fit(experiment.rule, experiment.model, config)
     run = Run(experiment, listener, checkpoint, in_memory=False)
     run.strategy.members.while_waiting = while_waiting
     with contextlib.ExitStack() as stack:
 
         def listening(port: int) -> None:  # nothing is written if the address cannot be used
-            stack.enter_context(run.recording(checkpoint))
+            stack.enter_context(run.recording())
             on_listening(port)
 
         run_on_streams(

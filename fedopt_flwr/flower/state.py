@@ -21,6 +21,8 @@ from safetensors.torch import load_file, save
 from ..algorithm import ClientId, ClientState
 from ..errors import MessageError
 
+STATE_LOST = "the client lost its state"  # in the error of such a client
+
 
 class ClientStates(Protocol):
     """Where clients keep their state between rounds."""
@@ -150,6 +152,6 @@ class ContextStates:
 
 def _lost(client_id: ClientId, version: int, found: list[int]) -> MessageError:
     return MessageError(
-        f"client {client_id}: state of round {version} is asked for; has {found}; the client lost "
-        "its state, so the run cannot go on with it"
+        f"client {client_id}: state of round {version} is asked for; has {found}; {STATE_LOST}, "
+        "so the run cannot go on with it"
     )

@@ -13,11 +13,11 @@ from flwr.server.strategy import Strategy
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientId, Plan, ServerState
+from ..checkpoints import Snapshot
 from ..config import FederationSection, ScheduleSection, TrainingSection
 from ..errors import RunError
 from ..metrics import RoundRecord
 from ..objectives import Evaluation
-from ..outputs import Snapshot
 from ..schedules import changed_numbers, scheduled
 from ..vectors import FlatModel, average_buffers, is_buffer_name
 from .client import expected_arrays

@@ -20,7 +20,7 @@ from flwr.server.superlink.fleet.grpc_bidi.flower_service_servicer import Flower
 from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
 
 from ...config import RunConfig
-from ...errors import ConfigError
+from ...errors import ConfigError, Terminated
 from ...flower import FederatedStrategy
 from ..lean import LeanServer
 from .desk import Desk, Refused
@@ -81,7 +81,7 @@ def _stopping_on_signals(desk: Desk) -> Iterator[None]:
 
     def stop(number: int, frame: object) -> None:
         threading.Thread(target=desk.abandon, daemon=True).start()
-        raise KeyboardInterrupt
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
