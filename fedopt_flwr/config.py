@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -17,6 +18,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from .errors import ConfigError, validation_problems
 from .settings import apply_setting, plain, read_toml, storable
@@ -28,7 +30,16 @@ Seconds = Annotated[float, Field(gt=0, le=10**7)]  # gRPC and locks overflow on 
 Rate = Annotated[float, Field(ge=0)]
 _Shape = Annotated[float, Field(ge=1e-6, le=10**6)]  # of a distribution
 _Options = Annotated[dict[str, Any], AfterValidator(storable)]
-_Path = Annotated[Path, Field(strict=False)]  # from text
+
+
+def _named(value: Any) -> Any:
+    """Path("") would be the current directory."""
+    if value == "":
+        raise PydanticCustomError("no_path", "must not be empty; name a path, '.' for this folder")
+    return value
+
+
+_Path = Annotated[Path, BeforeValidator(_named), Field(strict=False)]  # from text
 
 
 class _Section(BaseModel):

@@ -162,8 +162,16 @@ class Experiment:
 
     def _num_classes(self) -> int:
         """Classes for a built-in model; for others they are not counted, as that reads all data."""
-        builtin = self._factory is None and not is_import_path(self.config.model.name)
-        return self._loaded.num_classes if builtin else 0
+        name, data = self.config.model.name, self._loaded
+        if self._factory is not None or is_import_path(name):
+            return 0
+        if data.test is None and not data.input_shape:  # on a server, which has no other data
+            raise ConfigError(
+                f"model.name: {name!r} has the shape of the test data, and "
+                f"{self.config.data.name!r} gives the server none; return some, or give a model of "
+                "your own, as 'module:attribute'"
+            )
+        return data.num_classes
 
     def evaluate(self, model: FlatModel) -> Evaluation:
         """Evaluate on the test data; where buffers stay local, by the batch's statistics."""

@@ -94,7 +94,7 @@ class RunDirectory:
                 raise
             try:
                 self.lock()
-                with _replacing(self.path / CONFIG) as unfinished:
+                with replacing(self.path / CONFIG) as unfinished:
                     unfinished.write_text(tomli_w.dumps(config), encoding="utf-8")
             except (OSError, ValueError):  # ValueError: text that UTF-8 cannot hold
                 self.close()
@@ -144,7 +144,7 @@ class RunDirectory:
                 f"({last_round}); put it back or start a new run"
             )
         with self._writing("records"):
-            with _replacing(self.path / ROUNDS) as unfinished:
+            with replacing(self.path / ROUNDS) as unfinished:
                 unfinished.write_text("".join(_line(r) for r in kept), encoding="utf-8")
             self._rounds = (self.path / ROUNDS).open("a", encoding="utf-8")
         return kept
@@ -186,9 +186,9 @@ class RunDirectory:
 
     def write_results(self, summary: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
         """Write the summary and the model; neither holds a time, an engine or a version's name."""
-        with self._writing("results"), _replacing(self.path / SUMMARY) as unfinished:
+        with self._writing("results"), replacing(self.path / SUMMARY) as unfinished:
             unfinished.write_text(json.dumps(as_json(summary), indent=2) + "\n", encoding="utf-8")
-        with self._writing("results"), _replacing(self.path / MODEL) as unfinished:
+        with self._writing("results"), replacing(self.path / MODEL) as unfinished:
             save_tensors(model, unfinished)
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -240,7 +240,7 @@ def _line(record: RoundRecord) -> str:
     return json.dumps(as_json(record.to_dict())) + "\n"
 
 
-class _replacing:
+class replacing:
     """A path to write to that takes the place of `target` at the end, or leaves nothing behind."""
 
     def __init__(self, target: Path) -> None:

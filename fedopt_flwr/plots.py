@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .metrics import RoundRecord
+from .outputs import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _SIZE_INCHES = (13.0, 7.5)
 _LINES = ("-", "--", ":")  # after ten colours the next style
@@ -46,7 +49,7 @@ def draw_curves(
     lines, names = axes[0, 0].get_legend_handles_labels()
     if lines:
         axes[0, 2].legend(lines, names, loc="center", ncols=2 if len(names) > 10 else 1)
-    figure.savefig(path, dpi=110)
+    _save(figure, path)
 
 
 def _draw_run(
@@ -88,7 +91,17 @@ def draw_partition(counts: np.ndarray, path: Path, title: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if num_classes <= 20:
         figure.legend(title="class", loc="outside right center")
-    figure.savefig(path, dpi=110)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Write a picture whole or not at all; its kind is the ending of its name, else PNG."""
+    picture = BytesIO()
+    figure.savefig(picture, format=path.suffix.removeprefix(".") or "png", dpi=110)
+    if path.is_dir():
+        raise IsADirectoryError("it is a folder; name a file")
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(picture.getvalue())
 
 
 def _label(axes: Axes, x: str, y: str) -> None:

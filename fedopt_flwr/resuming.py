@@ -89,14 +89,14 @@ def require_same(experiment: Experiment, checkpoint: Checkpoint, directory: Path
                 f"in {str(directory)!r}; have $FEDOPT_DATA or data.path lead to the same data, or "
                 "start a new run"
             )
-    for name, digest in now.code.items():
-        if then.code.get(name, digest) != digest:
-            warnings.warn(
-                f"--resume: {name}: its file was changed since the checkpoint; the rounds to come "
-                "use it as it is now",
-                FedoptWarning,
-                stacklevel=2,
-            )
+    edited = [n for n, digest in now.code.items() if then.code.get(n, digest) != digest]
+    if edited:
+        warnings.warn(
+            f"--resume: {', '.join(edited)}: the file was changed since the checkpoint; the rounds "
+            "to come use it as it is now",
+            FedoptWarning,
+            stacklevel=2,
+        )
 
 
 def require_same_sizes(plan: Plan, checkpoint: Checkpoint) -> None:

@@ -248,6 +248,11 @@ def test_compare_gives_shared_hyperparameters_only_to_rules_that_have_them(tmp_p
         (["--algorithms", "fedavg,fedavg"], "name each rule once"),
         (["--algorithms", "fedavg", "--set", "algorithm.momentum=0.7"], "none of fedavg has this"),
         (["--targets", "90"], "--targets: got '90'"),
+        (["--seeds", "9" * 30], "must be whole numbers from 0 to 9223372036854775807"),
+        (
+            ["--algorithms", "padamfed", "--set", "scaffold.momentum=1"],
+            "--set scaffold.…: scaffold is not among --algorithms (padamfed)",
+        ),
     ):
         refused(fedopt("compare", *bad, cwd=tmp_path), text)
 
@@ -278,6 +283,10 @@ def test_partition_prints_and_draws_the_histogram(tmp_path: Path) -> None:
     ]
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     refused(fedopt("partition", "--plot", "/proc/p.png", cwd=tmp_path), "--plot: cannot write")
+    (tmp_path / "folder").mkdir()
+    into = fedopt("partition", "--plot", "folder", cwd=tmp_path)
+    refused(into, "--plot: cannot write 'folder': it is a folder; name a file")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "p.png", "run.toml"]
 
 
 def test_doctor_reports_and_its_code_says_whether_a_run_would_start(tmp_path: Path) -> None:
@@ -343,6 +352,17 @@ def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
         (["client", "--insecure"], ["--client-id or --client-ids: give one of the two"]),
         (["client", "--insecure", "--client-id", "1-2"], ["several clients go with --client-ids"]),
         (["client", "--insecure", "--client-ids", "3-1"], ["a range must go upwards"]),
+        (["client", "--insecure", "--client-ids", "0-9999999999"], ["at most 100000 ids"]),
+        (
+            ["client", "--insecure", "--client-id", "0", "--server", "127.0.0.1:²"],
+            ["--server: got '127.0.0.1:²'; must be HOST:PORT"],
+        ),
+        (
+            ["client", "--insecure", "--client-id", "0", "--state-dir", "/dev/null/x"],
+            ["--state-dir: got '/dev/null/x'; '/dev/null' is no folder"],
+        ),
+        (["server", "--insecure", "--resume", "gone"], ["--resume: 'gone' is not a folder"]),
+        (["doctor", "gone.toml"], ["config file: 'gone.toml' is not a file"]),
         (["client", "--client-id", "1"], ["--ca: give the CA", "or --insecure"]),
         (["client", "--client-id", "1", "--ca", "no.pem"], ["--ca: 'no.pem' holds no certificate"]),
         (

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedopt_flwr import ConfigError, DataError, ModelError, RunConfig, simulate
 from fedopt_flwr.experiment import make_rule
+from fedopt_flwr.settings import apply_setting, as_setting
 
 
 def problems(settings: list[str]) -> list[str]:
@@ -31,6 +34,25 @@ def test_the_defaults_are_those_of_the_design() -> None:
     )
     assert (training.local_steps, training.local_epochs, training.batch_size) == (10, None, 32)
     assert (federation.seed, config.data.partition.concentration) == (0, 0.3)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])) | st.integers() | st.booleans())
+def test_a_value_that_becomes_a_setting_comes_back_as_it_was(value: object) -> None:
+    found: dict[str, dict[str, object]] = {}
+    apply_setting(found, as_setting("model.name", value))
+    assert found == {"model": {"name": value}}
+
+
+def test_a_rule_of_ones_own_may_lie_in_a_package() -> None:
+    config = RunConfig.from_file(None, ["rules.pkg.mod:Rule.momentum=0.5"])
+    assert config.rules["pkg.mod:Rule"] == {"momentum": 0.5}
+
+
+@pytest.mark.parametrize("key", ["output.directory", "data.path"])
+def test_an_empty_path_is_not_the_current_folder(key: str) -> None:
+    assert problems([f"{key}="]) == [
+        f"{key}: got ''; must not be empty; name a path, '.' for this folder"
+    ]
 
 
 def test_settings_are_toml_or_bare_strings() -> None:

@@ -284,6 +284,7 @@ def test_launch_leaves_no_process_behind(processes: Processes, ending: signal.Si
     assert len(processes_of(processes.folder)) == 3
     run.process.send_signal(ending)
     assert run.ended() != 0
+    assert "Traceback" not in run.log
     wait_until(lambda: not processes_of(processes.folder), lambda: "the end of all processes")
 
 

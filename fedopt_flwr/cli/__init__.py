@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from typing import Any
@@ -17,6 +18,9 @@ def main() -> None:
     warnings.simplefilter("ignore", DeprecationWarning)  # of other packages' imports
     try:
         app()
+    except BrokenPipeError:  # nobody reads on, as after `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (FedoptError, OSError) as error:
         for line in str(error).splitlines():
             errors_console().print(f"[bold red]error:[/] {_escaped(line)}", soft_wrap=True)

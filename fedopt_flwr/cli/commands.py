@@ -213,7 +213,7 @@ def _seeds(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isdecimal() and int(part) <= MAX_SEED for part in parts):
         raise ConfigError(
-            f"--seeds: got {text!r}; must be whole numbers from 0 with commas between"
+            f"--seeds: got {text!r}; must be whole numbers from 0 to {MAX_SEED} with commas between"
         )
     return [int(part) for part in dict.fromkeys(parts)]
 

@@ -98,6 +98,11 @@ def _configs(
     """One configuration a label; everything is checked before anything runs."""
     names = [label.partition(":")[0] for label in labels]
     keys = [setting.partition(".")[0] for setting in settings]
+    absent = [key for key in keys if key in ALGORITHMS and key not in names]
+    if absent:
+        raise ConfigError(
+            f"--set {absent[0]}.…: {absent[0]} is not among --algorithms ({', '.join(names)})"
+        )
     shared = [s for s, key in zip(settings, keys, strict=True) if key not in (*names, "algorithm")]
     named = [f"algorithm.name={algorithm}"] if algorithm else []
     base = RunConfig.from_file(path, [*shared, *named])
@@ -110,11 +115,6 @@ def _configs(
     if unknown:
         raise ConfigError(
             f"--set algorithm.{unknown[0]}: none of {', '.join(names)} has this hyperparameter"
-        )
-    absent = [key for key in keys if key in ALGORITHMS and key not in names]
-    if absent:
-        raise ConfigError(
-            f"--set {absent[0]}.…: {absent[0]} is not among --algorithms ({', '.join(names)})"
         )
     configs = {}
     for label in labels:

@@ -27,13 +27,14 @@ _DATA_FILES = {
 
 def run_checks(path: Path | None, settings: list[str]) -> bool:
     """Print one line a check; return whether all passed."""
+    config = RunConfig.from_file(path, settings)
     checks: list[tuple[str, Callable[[], str]]] = [
         ("packages", _packages),
         ("processors", _processors),
         ("CUDA", _cuda),
-        ("data", lambda: _data(RunConfig.from_file(path, settings).data.path)),
+        ("data", lambda: _data(config.data.path)),
         ("cache", _cache),
-        ("configuration", lambda: _configuration(path, settings)),
+        ("configuration", lambda: _configuration(config)),
     ]
     console = Console(highlight=False)
     passed = True
@@ -88,13 +89,13 @@ def _cache() -> str:
     return f"{folder} can be written"
 
 
-def _configuration(path: Path | None, settings: list[str]) -> str:
+def _configuration(config: RunConfig) -> str:
     """Put the whole experiment together and say what a round would send."""
     from ..experiment import Experiment
     from ..flower.sizes import message_bytes, require_messages_fit
 
-    experiment = Experiment(RunConfig.from_file(path, settings))
-    rule, model, config = experiment.rule, experiment.model, experiment.config
+    experiment = Experiment(config)
+    rule, model = experiment.rule, experiment.model
     require_messages_fit(rule, model, config)
     down, up = message_bytes(rule, model, config)
     asked = config.federation.clients_per_round
