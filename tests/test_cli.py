@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -137,6 +139,11 @@ def test_a_run_in_which_no_reply_counts_ends_with_code_1_and_the_last_error(tmp_
     assert "warning: no client's reply was counted in any round" in result.stderr
     assert "error: no reply was counted, so nothing was trained" in result.stderr
     assert len((tmp_path / "out" / "rounds.jsonl").read_text().splitlines()) == 2
+    own = ["--set", "model.name=own:Sensor", "--set", "output.directory=all"]
+    compared = fedopt("compare", "--algorithms", "fedavg", *own, *rounds[:2], cwd=tmp_path)
+    assert compared.returncode == 1
+    assert "error: fedavg: no reply was counted" in compared.stderr
+    assert (tmp_path / "all" / "comparison.json").exists()
 
 
 def test_runs_of_one_second_do_not_share_a_folder() -> None:
@@ -303,6 +310,31 @@ def test_doctor_reports_and_its_code_says_whether_a_run_would_start(tmp_path: Pa
     assert bad.returncode == 1
     assert "problem" in bad.stdout
     assert "data.path: '/nowhere' is not a folder" in bad.stdout
+
+
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_simulation_that_is_stopped_says_how_to_go_on(
+    tmp_path: Path, ending: signal.Signals, code: int
+) -> None:
+    endless = ["--algorithm", "fedavg", "--set", "federation.num_rounds=1000000"]
+    files = ["--set", "output.directory=run", "--set", "output.checkpoint_every=3"]
+    process = subprocess.Popen(
+        [FEDOPT, "simulate", *endless, *files],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / "checkpoint").is_dir():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(ending)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in errors
+    assert "go on with --resume run" in errors
 
 
 @pytest.mark.slow

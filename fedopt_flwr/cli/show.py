@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from rich.console import Console
 
@@ -50,6 +50,7 @@ class RunDisplay:
         self._started = time.monotonic()
 
     def __enter__(self) -> Self:
+        self._on_sigterm = signal.signal(signal.SIGTERM, _terminate)
         return self
 
     def __exit__(
@@ -59,6 +60,7 @@ class RunDisplay:
         trace: TracebackType | None,
     ) -> None:
         self._stop()
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         if isinstance(error, KeyboardInterrupt):
             errors_console().print(f"stopped {self._how_to_go_on()}", markup=False, soft_wrap=True)
             if isinstance(error, Terminated):
@@ -191,6 +193,10 @@ class RunDisplay:
             first = result.idle_from
             what = ", so nothing was trained" if first == 1 else f" from round {first} on"
             raise RunError(f"no reply was counted{what}; see the warning above")
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise Terminated
 
 
 def _chosen(section: BaseModel, *names: str) -> list[str]:
