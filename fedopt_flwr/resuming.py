@@ -86,8 +86,8 @@ def require_same(experiment: Experiment, checkpoint: Checkpoint, directory: Path
         if then.data.get(part, digest) != digest:
             raise ConfigError(
                 f"--resume: the {part} of {experiment.config.data.name!r} is not that of the run "
-                f"in {str(directory)!r}; have $FEDOPT_DATA or data.path lead to the same data, or "
-                "start a new run"
+                f"in {str(directory)!r}; have $FEDOPT_DATA or data.path lead to the same data (a "
+                "loader of your own: return the same in every call), or start a new run"
             )
     edited = [n for n, digest in now.code.items() if then.code.get(n, digest) != digest]
     if edited:
