@@ -61,29 +61,36 @@ def write_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
     """Replace the last checkpoint in a run's folder; at any moment one whole one is there."""
     fresh = run / f"{CHECKPOINT}.unfinished"
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
+    try:
+        fresh.mkdir()
+        _write_files(fresh, checkpoint)
+        _put_in_place(run, fresh)
+    except BaseException:  # Ctrl-C too
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+
+
+def _write_files(fresh: Path, checkpoint: Checkpoint) -> None:
     text = json.dumps(_meta(checkpoint))
     (fresh / _META).write_text(text, encoding="utf-8")
     vectors = _tagged("vectors", checkpoint.server.vectors)
     _save({**vectors, **_tagged("buffers", checkpoint.server.buffers)}, fresh / _SERVER, text)
     clients: dict[str, Tensor] = {}
     for client_id, state in checkpoint.client_states.items():
-        clients |= _tagged(json.dumps(client_id), state)
+        clients |= {json.dumps([client_id, name]): array for name, array in state.items()}
     _save(clients, fresh / _CLIENTS, text)
     for path in (*fresh.iterdir(), fresh):
-        to_disk(path)
+        _to_disk(path)
+
+
+def _put_in_place(run: Path, fresh: Path) -> None:
     final, old = run / CHECKPOINT, run / f"{CHECKPOINT}.old"
     if final.exists():  # else `old` is the only whole one, left by a process that was killed
         shutil.rmtree(old, ignore_errors=True)
         os.replace(final, old)
     os.replace(fresh, final)
-    to_disk(run)
+    _to_disk(run)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def discard_unfinished(run: Path) -> None:
-    """Remove what `write_checkpoint` left when it failed."""
-    shutil.rmtree(run / f"{CHECKPOINT}.unfinished", ignore_errors=True)
 
 
 def has_checkpoint(run: Path) -> bool:
@@ -140,8 +147,8 @@ def _checkpoint(
 ) -> Checkpoint:
     states: dict[ClientId, dict[str, Tensor]] = {}
     for key, tensor in clients.items():
-        owner, _, name = key.rpartition("/")
-        states.setdefault(json.loads(owner), {})[name] = tensor
+        client_id, name = json.loads(key)
+        states.setdefault(client_id, {})[name] = tensor
     vectors, buffers = _untagged("vectors", server), _untagged("buffers", server)
     versions = dict(meta["versions"])
     origin = dict(meta["origin"])
@@ -190,7 +197,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def to_disk(path: Path) -> None:
+def _to_disk(path: Path) -> None:
     """Have the system write a file or folder now: a power cut must not leave half a checkpoint."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -45,10 +45,14 @@ def load_attribute(field: str, path: str, folders: Iterable[Path]) -> Any:
     return found
 
 
+def file_of(path: str) -> str | None:
+    """Return the file that `module:attribute` was imported from, if there is one."""
+    return getattr(sys.modules.get(path.partition(":")[0]), "__file__", None)
+
+
 def file_digest(path: str) -> str:
     """Return a digest of the file that `module:attribute` was imported from, "" without one."""
-    module = sys.modules.get(path.partition(":")[0])
-    file = getattr(module, "__file__", None)
+    file = file_of(path)
     with contextlib.suppress(OSError):
         return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
     return ""

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,22 +20,18 @@ from torch import Tensor
 from .checkpoints import (
     CHECKPOINT,
     Checkpoint,
-    discard_unfinished,
     has_checkpoint,
     read_checkpoint,
     save_tensors,
     write_checkpoint,
 )
-from .config import RunConfig
 from .errors import ConfigError, RunError
 from .metrics import RoundRecord, as_json
-from .settings import as_setting
 
 CONFIG, ROUNDS, SUMMARY, MODEL = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors"
 CURVES = "curves.png"
 _RECORD = TypeAdapter(RoundRecord)
 _REMEDIES = {
-    errno.ENOENT: "put the folder back",
     errno.EROFS: "make the folder writable",
     errno.EACCES: "make the folder writable",
     errno.EPERM: "make the folder writable",
@@ -75,7 +72,7 @@ class RunDirectory:
                 f"output.directory: {str(self.path)!r} already holds a run; name another folder or "
                 f"remove this one{go_on}"
             )
-        for name in (CONFIG, SUMMARY, MODEL, CURVES, CHECKPOINT):
+        for name in (CONFIG, SUMMARY, MODEL, CURVES, CHECKPOINT, f"{CHECKPOINT}.old"):
             if (self.path / name).exists():
                 raise ConfigError(
                     f"output.directory: {str(self.path)!r} holds a {name!r}, which a run would "
@@ -104,12 +101,11 @@ class RunDirectory:
     def lock(self) -> None:
         """Keep other processes from going on with this run, until `close`; the system unlocks it
         however this process ends. ConfigError if another has it."""
-        self._lock = os.open(self.path, os.O_RDONLY)
         try:
+            self._lock = os.open(self.path, os.O_RDONLY)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._lock)
-            self._lock = None
+            self.close()
             raise ConfigError(
                 f"--resume: the run in {str(self.path)!r} is not over, another process is at it; "
                 "wait for it or stop it"
@@ -119,8 +115,7 @@ class RunDirectory:
 
     def reopen(self, last_round: int) -> list[RoundRecord]:
         """Go on after `last_round`: later lines are dropped; return the records before."""
-        with self._writing("records"):
-            self.lock()
+        self.lock()
         try:
             return self._reopen(last_round)
         except Exception:
@@ -153,8 +148,7 @@ class RunDirectory:
         """Append one round and flush it."""
         if self._rounds is not None:
             try:
-                if os.fstat(self._rounds.fileno()).st_nlink == 0:
-                    raise FileNotFoundError(errno.ENOENT, "the folder or file was removed")
+                self._require_in_place(self._rounds)
                 self._rounds.write(_line(record))
                 self._rounds.flush()
             except OSError as error:
@@ -163,6 +157,14 @@ class RunDirectory:
                     f"{self.path / ROUNDS}: round {record.round} cannot be written: {error}; "
                     f"{self._remedy(error)}"
                 ) from error
+
+    def _require_in_place(self, rounds: TextIO) -> None:
+        """Raise FileNotFoundError if this path has become another run's, or nobody's."""
+        was_moved = self._lock is not None and not (
+            self.path.exists() and os.path.samestat(self.path.stat(), os.fstat(self._lock))
+        )
+        if was_moved or os.fstat(rounds.fileno()).st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, "the run's folder was moved or removed")
 
     def close(self) -> None:
         file, self._rounds = self._rounds, None
@@ -186,6 +188,9 @@ class RunDirectory:
 
     def write_results(self, summary: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
         """Write the summary and the model; neither holds a time, an engine or a version's name."""
+        with self._writing("results"):
+            if self._rounds is not None:
+                self._require_in_place(self._rounds)
         with self._writing("results"), replacing(self.path / SUMMARY) as unfinished:
             unfinished.write_text(json.dumps(as_json(summary), indent=2) + "\n", encoding="utf-8")
         with self._writing("results"), replacing(self.path / MODEL) as unfinished:
@@ -195,6 +200,7 @@ class RunDirectory:
         """Replace the last checkpoint by this one; at any moment one whole checkpoint is there."""
         with self._writing("checkpoint"):
             if self._rounds is not None:  # which the checkpoint counts on
+                self._require_in_place(self._rounds)
                 os.fsync(self._rounds.fileno())
             write_checkpoint(self.path, checkpoint)
 
@@ -203,30 +209,35 @@ class RunDirectory:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            discard_unfinished(self.path)
             raise RunError(
                 f"{self.path}: its {what} cannot be written: {error}; {self._remedy(error)}"
             ) from error
 
     def _remedy(self, error: Exception) -> str:
-        advice = _REMEDIES.get(getattr(error, "errno", None) or 0, "make room")
+        code = getattr(error, "errno", None) or 0
+        if code == errno.ENOENT:
+            return "put the folder back; if it holds a checkpoint, go on with --resume and its path"
+        advice = _REMEDIES.get(code, "make room")
         if not has_checkpoint(self.path):
             return f"{advice} and start again"
         return f"{advice}, then go on with --resume {self.path}"
 
     def read_checkpoint(self) -> Checkpoint:
-        """Return the last checkpoint; ConfigError says what to do when there is none."""
+        """Return the last checkpoint; ConfigError says what to do when there is none, or when the
+        run is not over."""
+        if self.path.is_dir():
+            self.lock()
+            self.close()
         return read_checkpoint(self.path)
-
-    def read_config(self, checkpoint: Checkpoint) -> RunConfig:
-        """Return the configuration of the run in this folder, wherever the folder lies by now."""
-        place = as_setting("output.directory", str(self.path))
-        return RunConfig.from_file(self.path / CONFIG, [place]).looking_in(Path(checkpoint.folder))
 
 
 def _record(line: str) -> RoundRecord:
+    values = json.loads(line)
+    chosen = values.get("chosen") if isinstance(values, dict) else None
+    if isinstance(chosen, dict):  # numbers that are not finite were written as null
+        values["chosen"] = {k: math.nan if v is None else v for k, v in chosen.items()}
     try:
-        record = _RECORD.validate_json(line, strict=True)
+        record = _RECORD.validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "a line"

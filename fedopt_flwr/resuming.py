@@ -3,69 +3,75 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .algorithm import Plan
 from .checkpoints import Checkpoint
 from .config import RunConfig
+from .data.fingerprint import TRAINING
 from .errors import ConfigError, FedoptWarning
 from .experiment import Experiment
 from .outputs import CONFIG, MODEL, SUMMARY, RunDirectory
 from .settings import as_setting
 
-_MAY_CHANGE = {  # how long one waits, and what computes
+_MAY_CHANGE = {  # how long one waits, what computes, what is kept
     "federation.min_replies",
     "federation.round_timeout",
     "federation.start_timeout",
     "training.device",
+    "output.directory",
+    "output.checkpoint_every",
 }
 
 
-def read_run(directory: Path, given: RunConfig | None = None) -> tuple[RunConfig, Checkpoint]:
+def read_run(
+    directory: Path, config: Path | None = None, settings: Sequence[str] = ()
+) -> tuple[RunConfig, Checkpoint]:
     """Return what is needed to go on with a run; ConfigError if there is nothing to go on with.
 
-    `given` takes the place of the folder's configuration, which it must agree with in all that
-    decides the result.
+    `config` is a file that takes the place of the folder's own, with its code beside it, and
+    `settings` change either; both must agree with the run in all that decides the result.
     """
-    folder = RunDirectory(directory)
-    checkpoint = folder.read_checkpoint()
-    config = given or folder.read_config(checkpoint)
-    source = "the given configuration" if given else repr(str(directory / CONFIG))
-    _require_unchanged(config, checkpoint, source)
-    is_done = checkpoint.server.round >= config.federation.num_rounds
+    checkpoint = RunDirectory(directory).read_checkpoint()
+    file, place = config or directory / CONFIG, as_setting("output.directory", str(directory))
+    found = RunConfig.from_file(file, [*settings, place])
+    if config is None:
+        found = found.looking_in(Path(checkpoint.folder))
+    _require_unchanged(found, checkpoint, f"{str(file)!r}{' and --set' if settings else ''}")
+    is_done = checkpoint.server.round >= found.federation.num_rounds
     if is_done and all((directory / name).exists() for name in (SUMMARY, MODEL)):
         raise ConfigError(
             f"--resume: the run in {str(directory)!r} has done all "
-            f"{config.federation.num_rounds} rounds; start a new one for more"
+            f"{found.federation.num_rounds} rounds; start a new one for more"
         )
-    place = as_setting("output.directory", str(directory))
-    return config.updated([place]).looking_in(Path(checkpoint.folder)), checkpoint
+    return found, checkpoint
 
 
 def _require_unchanged(config: RunConfig, checkpoint: Checkpoint, source: str) -> None:
     """Raise ConfigError for every key that decides the result and differs from the run's."""
-    now, then = _deciding(config.to_dict()), _deciding(checkpoint.config)
+    now, then = _flat(config.to_dict()), _flat(checkpoint.config)
+    # data that may lie elsewhere by now is known by its digest
+    free = _MAY_CHANGE | ({"data.path"} if TRAINING in checkpoint.origin.data else set())
     changed = [
         f"--resume: {key} is {now.get(key)!r} in {source}, but the checkpoint was made with "
         f"{then.get(key)!r}; put it back, or start a new run"
-        for key in sorted({*now, *then})
+        for key in sorted({*now, *then} - free)
         if now.get(key) != then.get(key)
     ]
     if changed:
         raise ConfigError(changed)
 
 
-def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys and values, without those that a run may go on with other values of."""
-    flat = {
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys and values, without [transport], which decides nothing of the result."""
+    return {
         f"{section}.{key}": value
         for section, values in config.items()
-        if section not in ("output", "transport")
+        if section != "transport"
         for key, value in values.items()
     }
-    return {key: value for key, value in flat.items() if key not in _MAY_CHANGE}
 
 
 def require_same(experiment: Experiment, checkpoint: Checkpoint, directory: Path) -> None:
@@ -99,11 +105,18 @@ def require_same(experiment: Experiment, checkpoint: Checkpoint, directory: Path
         )
 
 
-def require_same_sizes(plan: Plan, checkpoint: Checkpoint) -> None:
-    """Raise ConfigError for the first client that holds another number of examples than before."""
-    for client_id, before in checkpoint.origin.num_examples:
-        if (count := plan.num_examples.get(client_id)) != before:
+def require_same_clients(plan: Plan, checkpoint: Checkpoint) -> None:
+    """Raise ConfigError if other clients are there than before, or one with more or less data."""
+    before = dict(checkpoint.origin.num_examples)
+    if before.keys() != plan.num_examples.keys():
+        raise ConfigError(
+            f"--resume: the run has the clients {list(before)}, and {list(plan.num_examples)} are "
+            "here; start those that it began with"
+        )
+    for client_id, count in plan.num_examples.items():
+        if count != before[client_id]:
             raise ConfigError(
-                f"--resume: client {client_id} holds {count} examples and held {before} when the "
-                "checkpoint was made; give it the same data, or start a new run"
+                f"--resume: client {client_id} holds {count} examples and held "
+                f"{before[client_id]} when the checkpoint was made; give it the same data, or "
+                "start a new run"
             )

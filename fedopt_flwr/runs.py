@@ -20,11 +20,11 @@ from .config import RunConfig
 from .errors import FedoptError, FedoptWarning, RunError
 from .experiment import Experiment
 from .flower import STATE_LOST, FederatedStrategy
-from .imports import is_import_path
+from .imports import file_of, is_import_path
 from .metrics import RoundRecord, summarize
 from .outputs import CURVES, RunDirectory
 from .plots import draw_curves
-from .resuming import require_same_sizes
+from .resuming import require_same_clients
 
 _FLOAT_BYTES = 4
 
@@ -103,6 +103,8 @@ class Run:
         if checkpoint:
             self.num_rounds -= checkpoint.server.round
             self._initial_loss = checkpoint.initial_loss
+        # of the code as it was imported, not as it is when a checkpoint is due
+        self._origin = experiment.origin if checkpoint or config.output.checkpoint_every else None
         self.strategy = FederatedStrategy(
             experiment.rule,
             experiment.model,
@@ -120,7 +122,7 @@ class Run:
 
     def _start(self, rule: Algorithm, plan: Plan) -> None:
         if self._checkpoint is not None:
-            require_same_sizes(plan, self._checkpoint)
+            require_same_clients(plan, self._checkpoint)
         self._listener.on_start(rule, plan, self._experiment)
         is_new = self._checkpoint is None and not rule.start_names
         if self._experiment.data.test is not None and is_new:
@@ -181,12 +183,13 @@ class Run:
         if has_state and read_state is not None:
             states = {i: read_state(i, version) for i, version in server.versions.items()}
         sizes = list(self.strategy.state.plan.num_examples.items())
+        origin = self._origin or self._experiment.origin
         return Checkpoint(
             server,
             states,
             has_state and read_state is None,
             self._initial_loss,
-            replace(self._experiment.origin, num_examples=sizes),
+            replace(origin, num_examples=sizes),
             str(config.import_folders[0]),
             config.to_dict(),
         )
@@ -240,8 +243,9 @@ def _warn_if_idle(result: Result) -> None:
     if result.idle_from is None:
         return
     text = "in any round, so the model is the untrained one"
-    if result.idle_from > 1:
-        text = f"from round {result.idle_from} on, so the model is that of the round before"
+    counted = [record.round for record in result.rounds if record.clients]
+    if counted and counted[-1] > 0:
+        text = f"from round {result.idle_from} on, so the model is that of round {counted[-1]}"
     warnings.warn(
         f"no client's reply was counted {text}; the last error: {result.last_error}",
         FedoptWarning,
@@ -267,10 +271,14 @@ def _own_rule(config: RunConfig) -> Iterator[None]:
     except FedoptError:
         raise
     except Exception as error:
-        if not is_import_path(config.algorithm.name):
+        name = config.algorithm.name
+        if not is_import_path(name):
             raise
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        places = traceback.extract_tb(error.__traceback__)
+        place = next((p for p in reversed(places) if p.filename == file_of(name)), None)
+        if place is None:  # something else failed meanwhile
+            raise
         raise RunError(
-            f"algorithm.name: {config.algorithm.name!r} failed in {place.filename}, line "
+            f"algorithm.name: {name!r} failed in {place.filename}, line "
             f"{place.lineno}: {type(error).__name__}: {error}"
         ) from error

@@ -58,6 +58,7 @@ def resume(
     """Go on with a run from the last checkpoint in its directory, bit for bit.
 
     What the run was given as objects, its configuration cannot hold: give the same ones again.
+    ConfigError names what is not as it was; own code that was changed is only a warning.
     """
     config, checkpoint = read_run(Path(directory))
     if checkpoint.clients_keep_state:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers import linear_model
 from test_engine import config, model_bytes
 from test_more_rule_facts import DATA
 from test_more_rule_facts import config as linear_config
 from test_run_files import checkpointed, without_times
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from fedopt_flwr import ConfigError, RunConfig, RunError, resume, simulate
+from fedopt_flwr.algorithm import Plan
+from fedopt_flwr.data import DatasetData, FederatedData, as_client_data, fingerprint
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.metrics import RoundRecord
 from fedopt_flwr.outputs import RunDirectory
-from fedopt_flwr.resuming import read_run
+from fedopt_flwr.resuming import read_run, require_same_clients
 from fedopt_flwr.runs import Silent
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
@@ -140,8 +146,6 @@ def test_states_that_are_with_other_processes_are_not_taken_for_zero(tmp_path: P
     """A checkpoint as a server of processes writes it: the clients have the states."""
     simulate(checkpointed(tmp_path / "run"))
     directory = RunDirectory(tmp_path / "run")
-    from dataclasses import replace
-
     checkpoint = directory.read_checkpoint()
     assert len(checkpoint.client_states) == 8
     directory.write_checkpoint(replace(checkpoint, client_states={}, clients_keep_state=True))
@@ -151,28 +155,44 @@ def test_states_that_are_with_other_processes_are_not_taken_for_zero(tmp_path: P
     assert model_bytes(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize("rate", [0.1, 50.0])
-def test_divergence_is_dated_alike_with_and_without_a_stop(tmp_path: Path, rate: float) -> None:
-    """At 50 losses stop being finite after a few rounds, which JSON cannot hold."""
+NAN_ROW = TensorDataset(torch.full((3, 4), torch.nan), torch.arange(3))
+DIVERGING = {  # rate, test data, rounds between evaluations
+    "not at all": (0.1, DATA[0], 1),
+    "train and test loss": (50.0, DATA[0], 1),
+    "train loss": (50.0, None, 1),
+    "test loss": (0.1, NAN_ROW, 5),
+}
+
+
+@pytest.mark.parametrize("name", DIVERGING)
+@pytest.mark.parametrize("every", [10, 12])  # 12: all rounds are done, the results are not there
+def test_divergence_is_dated_alike_with_and_without_a_stop(
+    tmp_path: Path, name: str, every: int
+) -> None:
+    """Losses that are not finite, JSON cannot hold."""
+    rate, test_data, evaluate_every = DIVERGING[name]
 
     def settings(folder: str) -> dict[str, Any]:
+        output = {"checkpoint_every": every, "evaluate_every": evaluate_every}
         return {
             **linear_config("fedavg", 6, 12, client_learning_rate=rate),
             "training": {"local_steps": 4, "batch_size": 4, "weight_decay": 0.1},
-            "output": {"directory": str(tmp_path / folder), "checkpoint_every": 10},
+            "output": {"directory": str(tmp_path / folder), **output},
         }
 
-    objects = {"model": linear_model, "client_data": DATA, "test_data": DATA[0]}
-    summaries = []
-    with pytest.warns(FedoptWarning) if rate > 1 else pytest.MonkeyPatch.context():
+    objects = {"model": linear_model, "client_data": DATA, "test_data": test_data}
+    with pytest.warns(FedoptWarning) if name != "not at all" else contextlib.nullcontext():
         whole = simulate(settings("whole"), **objects)
         with pytest.raises(Stop):
-            simulate(settings("cut"), listener=At(11, stop), **objects)
+            simulate(settings("cut"), listener=At(max(11, every), stop), **objects)
         cut = resume(tmp_path / "cut", **objects)
+    summaries, records = [], []
     for result in (whole, cut):
         summaries.append({k: v for k, v in result.summary.items() if "seconds" not in k})
+        records.append([(r.train_loss, r.test_loss) for r in result.rounds])
     assert str(summaries[0]) == str(summaries[1])
-    assert (summaries[0]["diverged_at"] is not None) == (rate > 1)
+    assert str(records[0]).replace("inf", "nan") == str(records[1]).replace("inf", "nan")
+    assert (summaries[0]["diverged_at"] is not None) == (name != "not at all")
 
 
 def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path: Path) -> None:
@@ -191,6 +211,21 @@ def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path: Path) -> None:
     assert resume(tmp_path / "run").rounds[-1].round == 9  # its lock went with it
 
 
+def test_a_run_whose_folder_was_moved_writes_nothing_into_the_next_one(tmp_path: Path) -> None:
+    def move() -> None:
+        (tmp_path / "run").rename(tmp_path / "moved")
+        simulate(config("scaffold", tmp_path / "run"))
+
+    with pytest.raises(
+        RunError, match=r"round 4 cannot be written: .*was moved or removed; put th"
+    ):
+        simulate(checkpointed(tmp_path / "run"), listener=At(3, move))
+    simulate(config("scaffold", tmp_path / "alone"))
+    assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "alone")
+    assert without_times(tmp_path / "run") == without_times(tmp_path / "alone")
+    assert not (tmp_path / "run" / "checkpoint").exists()
+
+
 def test_a_folder_that_is_removed_ends_the_run_at_once(tmp_path: Path) -> None:
     heard: list[int] = []
 
@@ -200,7 +235,9 @@ def test_a_folder_that_is_removed_ends_the_run_at_once(tmp_path: Path) -> None:
             super().on_round(record)
 
     settings = config("fedavg", tmp_path / "run")
-    with pytest.raises(RunError, match=r"round 4 cannot be .*was removed; put the folder back and"):
+    with pytest.raises(
+        RunError, match=r"round 4 cannot be .*moved or removed; put the folder back"
+    ):
         simulate(settings, listener=Listener(3, lambda: shutil.rmtree(tmp_path / "run")))
     assert heard == [1, 2, 3]
 
@@ -258,19 +295,25 @@ def test_files_of_two_checkpoints_are_not_mixed(tmp_path: Path, name: str) -> No
 
 
 def test_a_configuration_given_beside_must_agree(tmp_path: Path) -> None:
-    settings = checkpointed(tmp_path / "run")
-    simulate(settings)
-    (tmp_path / "run" / "model.safetensors").unlink()
-    settings["output"] = {}
-    settings["transport"] = {"keep_alive_seconds": 5}
-    settings["federation"] = settings["federation"] | {"start_timeout": 7}
-    config_now, checkpoint = read_run(tmp_path / "run", RunConfig(**settings))
-    assert config_now.transport.keep_alive_seconds == 5
-    assert config_now.output.directory == tmp_path / "run"
+    run, file = tmp_path / "run", tmp_path / "given.toml"
+    simulate(checkpointed(run))
+    (run / "model.safetensors").unlink()
+    given = (run / "config.toml").read_text()
+    given = given.replace("keep_alive_seconds = 30", "keep_alive_seconds = 5")
+    file.write_text(given.replace("start_timeout = 600", "start_timeout = 7"))
+    found, checkpoint = read_run(run, file)
+    assert (found.transport.keep_alive_seconds, found.federation.start_timeout) == (5, 7)
+    assert found.output.directory == run
+    assert found.import_folders[0] == tmp_path
     assert checkpoint.server.round == 8
-    settings["federation"] = settings["federation"] | {"seed": 4}
-    with pytest.raises(ConfigError, match=r"--resume: federation.seed is 4 in the given configura"):
-        read_run(tmp_path / "run", RunConfig(**settings))
+    with pytest.raises(
+        ConfigError, match=r"--resume: federation.seed is 4 in '.*given.toml' and --set, but"
+    ):
+        read_run(run, file, ["federation.seed=4"])
+    with pytest.raises(
+        ConfigError, match=r"--resume: output.evaluate_every is 2 in .*config.toml'"
+    ):
+        read_run(run, settings=["output.evaluate_every=2"])
 
 
 def test_a_folder_with_any_name_holds_a_run(tmp_path: Path) -> None:
@@ -292,6 +335,94 @@ def test_a_disk_that_is_full_at_the_start_leaves_nothing(
             simulate(config("fedavg", tmp_path / "a" / "run"))
     assert not list(tmp_path.iterdir())
     simulate(config("fedavg", tmp_path / "a" / "run"))
+
+
+def test_step_sizes_that_are_not_finite_can_be_gone_on_with(tmp_path: Path) -> None:
+    settings = checkpointed(tmp_path / "run")
+    rates = {"client_learning_rate": 0.1, "server_learning_rate": 1e20}
+    settings["algorithm"] = {"name": "padamfed_dog", **rates}
+    with pytest.warns(FedoptWarning, match="diverged"):
+        whole = simulate(settings)
+    assert "null" in str([json.dumps(line["chosen"]) for line in without_times(tmp_path / "run")])
+    (tmp_path / "run" / "model.safetensors").unlink()
+    with pytest.warns(FedoptWarning, match="diverged"):
+        again = resume(tmp_path / "run")
+    assert again.parameters.tobytes() == whole.parameters.tobytes()
+
+
+def test_a_checkpoint_holds_clients_and_states_of_any_name(tmp_path: Path) -> None:
+    simulate(checkpointed(tmp_path / "run"))
+    directory = RunDirectory(tmp_path / "run")
+    states = {"ward/3": {"c/mine": torch.ones(2)}, 7: {"c": torch.zeros(1)}, "7": {}}
+    directory.write_checkpoint(replace(directory.read_checkpoint(), client_states=states))
+    found = directory.read_checkpoint().client_states
+    assert {i: {n: t.tolist() for n, t in state.items()} for i, state in found.items()} == {
+        "ward/3": {"c/mine": [1.0, 1.0]},
+        7: {"c": [0.0]},
+    }
+
+
+def test_other_clients_and_sizes_are_refused(tmp_path: Path) -> None:
+    simulate(checkpointed(tmp_path / "run"))
+    checkpoint = RunDirectory(tmp_path / "run").read_checkpoint()
+    sizes = dict(checkpoint.origin.num_examples)
+    assert list(sizes) == list(range(8))
+    plan = Plan(8, 4, 9, sizes, dict.fromkeys(sizes, 4), dict.fromkeys(sizes, 0.125))
+    require_same_clients(plan, checkpoint)
+    more = replace(plan, num_examples=sizes | {3: sizes[3] + 1})
+    with pytest.raises(
+        ConfigError, match=rf"client 3 holds {sizes[3] + 1} examples and held {sizes[3]}"
+    ):
+        require_same_clients(more, checkpoint)
+    named = replace(plan, num_examples={f"ward-{i}": n for i, n in sizes.items()})
+    with pytest.raises(ConfigError, match=r"has the clients \[0, 1, .*\['ward-0', .*start those"):
+        require_same_clients(named, checkpoint)
+
+
+class Lazy(torch.utils.data.Dataset[Any]):
+    """Read example by example, as from files; its targets become known when it is divided."""
+
+    def __init__(self, targets: list[int]) -> None:
+        self._targets = targets
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def __getitem__(self, position: int) -> tuple[torch.Tensor, int]:
+        return torch.full((4,), float(position)), self._targets[position]
+
+
+def test_a_fingerprint_tells_data_apart_by_what_is_in_memory() -> None:
+    def of(train: Any, test: Any) -> dict[str, str]:
+        data = [as_client_data(train)]
+        return fingerprint(
+            FederatedData(data, None if test is None else as_client_data(test), (4,))
+        )
+
+    labels = torch.arange(6) % 3
+    one, other = (TensorDataset(torch.full((6, 4), value), labels) for value in (0.0, 1.0))
+    assert of(one, one) == of(one, one)
+    assert of(one, one)["test data"] != of(one, other)["test data"]
+    assert of(one, one)["training data"] == of(one, other)["training data"]
+    assert of(one, one)["training data"] != of(other, one)["training data"]
+    assert of(one, None).keys() == {"training data"}
+    lazy = [DatasetData(Lazy(t), np.array(t)) for t in ([0, 1, 2], [0, 1, 1])]
+    assert of(lazy[0], None) != of(lazy[1], None)
+    assert of(Lazy([0, 1]), None) != of(Lazy([0, 1, 1]), None)
+
+
+def test_data_that_lies_elsewhere_by_now_is_gone_on_with(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    (tmp_path / "mine").mkdir()
+    for part in ("train", "test"):
+        np.savez(tmp_path / "mine" / f"{part}.npz", x=rng.normal(size=(80, 4)), y=np.arange(80) % 4)
+    settings = checkpointed(tmp_path / "run", "fedavg")
+    settings["data"] = {"name": "npz", "path": tmp_path / "mine", "partition": {"kind": "iid"}}
+    whole = simulate(settings)
+    (tmp_path / "mine").rename(tmp_path / "moved")
+    file = tmp_path / "run" / "config.toml"
+    file.write_text(file.read_text().replace(str(tmp_path / "mine"), str(tmp_path / "moved")))
+    assert np.array_equal(resume(tmp_path / "run").parameters, whole.parameters)
 
 
 class FailsLater(nn.Module):
@@ -326,7 +457,8 @@ def test_a_run_that_ends_without_replies_says_from_which_round(
         result = simulate(settings, model=FailsLater, client_data=data)
     else:
         with pytest.warns(
-            FedoptWarning, match=r"reply was counted from round 3 on, so .*before; the last error: "
+            FedoptWarning,
+            match=r"reply was counted from round 3 on, so .* that of round 2; the last error: ",
         ):
             result = simulate(settings, model=FailsLater, client_data=data)
         assert "sensor 7 is blind" in str(result.last_error)

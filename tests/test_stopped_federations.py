@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from processes import PATIENCE, Processes, free_port
-from test_federation import launch, start_client, start_server, write_config
+from test_federation import SLOW_MODEL, launch, start_client, start_server, write_config
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,22 +31,28 @@ def test_a_launch_goes_on_from_anywhere_with_its_own_code_and_states(processes: 
         (folder / "whole" / name).unlink()
     for place in (elsewhere / "run", folder / "stateless"):
         shutil.copytree(folder / "whole", place)
+    other = SLOW_MODEL.replace("64, 10))", "64, 10), torch.nn.Linear(10, 10))")
+    (elsewhere / "slow_model.py").write_text(other)  # of another project
     processes.folder = elsewhere
     again = processes.start("again", "launch", "--resume", "run", "--processes", 3)
     assert again.ended() == 0, again.log
     assert "not counted" not in again.log
     assert (elsewhere / "run" / "model.safetensors").read_bytes() == expected
     processes.folder = folder
-    shutil.rmtree(folder / "stateless" / "state")
+    (states,) = (folder / "stateless" / "state").iterdir()
+    shutil.rmtree(states / "client-0")
     before = (folder / "stateless" / "checkpoint" / "server.safetensors").read_bytes()
     for verb, text in (
         ("launch", "--resume: client 0: state of round 3 is asked for; has []"),
         ("simulate", "were processes of their own that keep its state; go on with `fedopt launch"),
+        ("launch", "'stateless/state' is not there, which holds the clients' states of a launch"),
     ):
         refused = processes.start(verb, verb, "--resume", "stateless")
         assert refused.ended() == 2, refused.log
         assert text in refused.log
         assert "Traceback" not in refused.log
+        if verb == "simulate":
+            shutil.rmtree(states.parent)
     assert (folder / "stateless" / "checkpoint" / "server.safetensors").read_bytes() == before
     assert not (folder / "stateless" / "model.safetensors").exists()
 
@@ -101,7 +107,7 @@ def test_a_server_goes_on_with_the_transport_of_its_run_and_no_other_setting(
         processes, config, port, "--resume", "run", "--set", "federation.num_rounds=7"
     )
     assert wrong.ended() == 2
-    assert "--resume: federation.num_rounds is 7 in the given configuration" in wrong.log
+    assert f"--resume: federation.num_rounds is 7 in '{config}' and --set" in wrong.log
     address = ("--address", f"127.0.0.1:{port}", "--insecure")
     again = processes.start("again", "server", *address, "--resume", "run")
     again.wait_for("of 3 clients here")
@@ -126,9 +132,11 @@ def test_a_launch_that_is_stopped_says_how_to_go_on(
     assert "Traceback" not in run.log
 
 
-def test_a_launch_that_nobody_reads_goes_on_to_its_end(processes: Processes) -> None:
+@pytest.mark.parametrize("lines", [1, 7])
+def test_a_launch_that_nobody_reads_goes_on_to_its_end(processes: Processes, lines: int) -> None:
+    """The pipe breaks while clients join, or in training."""
     settings = "--clients 4 --set federation.clients_per_round=2 --set federation.num_rounds=3"
-    command = f"{FEDOPT} launch {settings} --set output.directory=run | head -1"
+    command = f"{FEDOPT} launch {settings} --set output.directory=run | head -{lines}"
     done = subprocess.run(
         ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"],
         cwd=processes.folder,

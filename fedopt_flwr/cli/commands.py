@@ -68,7 +68,7 @@ def simulate(
         from ..simulation import resume as resume_run
         from .show import RunDisplay
 
-        with RunDisplay() as display:
+        with RunDisplay(directory=resume) as display:
             result = resume_run(resume, workers=workers, listener=display)
         display.finish(result, resume)
         return
@@ -76,7 +76,7 @@ def simulate(
     from ..simulation import simulate as simulate_run
     from .show import RunDisplay
 
-    with RunDisplay() as display:
+    with RunDisplay(directory=run_config.output.directory) as display:
         result = simulate_run(run_config, workers=workers, listener=display)
     display.finish(result, run_config.output.directory)
 
@@ -86,7 +86,7 @@ def _simulate_on_ray(config: RunConfig, cpus: float, gpus: float) -> None:
     from ..deployment.apps import simulate_on_ray
     from .show import RunDisplay
 
-    with RunDisplay() as display:
+    with RunDisplay(directory=run_config.output.directory) as display:
         result = simulate_on_ray(run_config, display, cpus_per_client=cpus, gpus_per_client=gpus)
     display.finish(result, run_config.output.directory)
 

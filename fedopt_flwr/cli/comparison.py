@@ -55,12 +55,13 @@ def run_comparison(
             folder = name.replace(":", "-").replace("=", "-")
             place = directory / (f"{folder}-seed{seed}" if seeds else folder)
             own = config.updated([*seeded, as_setting("output.directory", str(place))])
-            with RunDisplay(label if any(results.values()) else None) as display:
+            shown = label if any(results.values()) else None
+            with RunDisplay(shown, directory=place) as display:
                 experiment = Experiment(own, data=data)
                 results[name].append(run_experiment(experiment, workers=workers, listener=display))
     rows = [result_row(name, runs, targets) for name, runs in results.items()]
-    shown = ", ".join(map(str, seeds or [base.federation.seed]))
-    title = f"{base.data.name}, {base.model.name}, seed {shown}"
+    numbers = ", ".join(map(str, seeds or [base.federation.seed]))
+    title = f"{base.data.name}, {base.model.name}, seed {numbers}"
     curves = {name: [run.rounds for run in runs] for name, runs in results.items()}
     print_results(rows, targets)
     try:

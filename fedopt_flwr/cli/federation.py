@@ -16,8 +16,6 @@ from ..settings import as_setting
 from .options import AlgorithmName, ConfigFile, Settings, read_config, with_directory
 
 if TYPE_CHECKING:
-    from ..checkpoints import Checkpoint
-    from ..config import RunConfig
     from ..engines.stream import ClientTls, ServerTls
 
 certs = typer.Typer(help="Make certificates for a federation.", no_args_is_help=True)
@@ -53,7 +51,9 @@ def server(
     if resume is None:
         run_config, checkpoint = with_directory(read_config(config, algorithm, settings)), None
     else:
-        run_config, checkpoint = _read_run(resume, config, settings)
+        from ..resuming import read_run
+
+        run_config, checkpoint = read_run(resume, config, settings or [])
     _require_address("--address", address)
     if not insecure:
         os.environ["GRPC_VERBOSITY"] = "info"  # HandshakeLog lives on it; before flwr is imported
@@ -62,7 +62,7 @@ def server(
     from ..engines.stream import Roster
     from .federation_show import FederationDisplay
 
-    with FederationDisplay() as display:
+    with FederationDisplay(directory=run_config.output.directory) as display:
         display.watch(Roster(display.say), run_config.federation.num_clients)
         result = serve(
             run_config,
@@ -132,8 +132,11 @@ def launch(
             raise ConfigError(
                 "--resume: takes the configuration from its directory; give no other beside it"
             )
-        run_config, checkpoint = _read_run(resume)
-        config, given = resume / "config.toml", [as_setting("output.directory", str(resume))]
+        from ..resuming import read_run
+
+        run_config, checkpoint = read_run(resume)
+        config = (resume / "config.toml").absolute()
+        given = [as_setting("output.directory", str(resume))]
     else:
         run_config, checkpoint = with_directory(read_config(config, algorithm, given)), None
     folder = run_config.output.directory
@@ -146,7 +149,7 @@ def launch(
     from ..engines.stream import Roster
     from .federation_show import FederationDisplay
 
-    with FederationDisplay() as display:
+    with FederationDisplay(directory=run_config.output.directory) as display:
         display.watch(Roster(display.say), total)
         display.say(f"{total} clients in {count} processes; logs in {folder}/logs")
         result = launch_run(
@@ -252,18 +255,6 @@ def _ids(client_id: str | None, client_ids: str | None) -> list[int | str]:
     if client_id is not None and len(ids) > 1:
         raise ConfigError(f"--client-id: got {client_id!r}; several clients go with --client-ids")
     return ids
-
-
-def _read_run(
-    directory: Path, config: Path | None = None, settings: list[str] | None = None
-) -> tuple[RunConfig, Checkpoint]:
-    """A run to go on with; what is given beside it must agree with it, but for [transport]."""
-    from ..resuming import read_run
-
-    given = None
-    if config or settings:
-        given = read_config(config or directory / "config.toml", None, settings)
-    return read_run(directory, given)
 
 
 def _say(text: str) -> None:

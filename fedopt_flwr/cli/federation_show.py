@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from .show import RunDisplay
@@ -30,8 +29,8 @@ class FederationDisplay(RunDisplay):
 
     roster: Roster
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, directory: Path | None) -> None:
+        super().__init__(directory=directory)
         self._live: Live | None = None
         self._num_clients, self._training = 0, False
 
@@ -53,8 +52,7 @@ class FederationDisplay(RunDisplay):
     def say(self, text: str) -> None:
         """Print a line; before the run starts also who is still missing."""
         waiting = "" if self._training else f" ({self._presence()})"
-        with contextlib.suppress(SystemExit):  # nobody reads on: no reason to lose a client
-            self._console.print(f"{text}{waiting}", markup=False, soft_wrap=True)
+        self._print(f"{text}{waiting}")
 
     def _presence(self) -> str:
         here = [i for i, client in self.roster.clients().items() if client.num_examples is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
@@ -39,14 +40,14 @@ def errors_console() -> Console:
 class RunDisplay:
     """Shows one run; a `Listener` by shape, so that importing this needs no torch."""
 
-    def __init__(self, label: str | None = None) -> None:
+    def __init__(self, label: str | None = None, *, directory: Path | None = None) -> None:
         self._console = Console(highlight=False)
         self._label = label
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._num_rounds = 0
         self._last_round: int | None = None
-        self._directory: Path | None = None
+        self._directory = directory
         self._started = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -73,19 +74,18 @@ class RunDisplay:
     def _how_to_go_on(self) -> str:
         from ..checkpoints import has_checkpoint
 
-        if self._last_round is None:
-            return "before round 1"
+        when = f"after round {self._last_round}" if self._last_round else "before a round was over"
         if self._directory is not None and has_checkpoint(self._directory):
-            return f"after round {self._last_round}; go on with --resume {self._directory}"
-        return (
-            f"after round {self._last_round}; without a checkpoint (output.checkpoint_every) the "
-            "run cannot go on"
-        )
+            return f"{when}; go on with --resume {self._directory}"
+        return f"{when}; without a checkpoint (output.checkpoint_every) the run cannot go on"
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        with contextlib.suppress(SystemExit):  # nobody reads on, as after `| head`: train on
+            self._console.print(text, style=style, markup=False, soft_wrap=True)
 
     def on_start(self, rule: Algorithm, plan: Plan, experiment: Experiment) -> None:
         """Print the header and start the bar."""
         self._num_rounds, self._started = plan.num_rounds, time.monotonic()
-        self._directory = experiment.config.output.directory
         if self._label is None:
             self._print_setting(plan, experiment)
         self._print_rule(rule, plan)
@@ -123,39 +123,32 @@ class RunDisplay:
             else f"{training.local_epochs} local epochs"
         )
         batch = f"batches of {training.batch_size}" if training.batch_size else "full batches"
-        self._console.print(
+        self._print(
             f"{config.data.name}, {config.model.name} with {model.size:,} parameters, "
             f"{plan.num_clients} clients with {min(plan.num_examples.values())} to "
             f"{max(plan.num_examples.values())} examples, {plan.clients_per_round} a round, "
             f"{plan.num_rounds} rounds, {work}, {batch}, seed {config.federation.seed}, "
-            f"{experiment.device}",
-            markup=False,
-            soft_wrap=True,
+            f"{experiment.device}"
         )
         options = [*_chosen(config.federation, "sampler", "warmup_rounds", "weighting")]
         options += _chosen(config.schedule, *type(config.schedule).model_fields)
         options += _chosen(training, "weight_decay", "clip_norm", "gradient_momentum")
         if options:
-            self._console.print(", ".join(options), markup=False, soft_wrap=True)
+            self._print(", ".join(options))
         if config.federation.buffers == "local" and model.has_buffers:
-            self._console.print("buffers stay local: evaluation uses the batch's statistics")
+            self._print("buffers stay local: evaluation uses the batch's statistics")
 
     def _print_rule(self, rule: Algorithm, plan: Plan) -> None:
         mark = " (experimental)" if rule.experimental else ""
         text = f"{rule.name}{mark}: {hyperparameter_text(rule, plan)}"
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._print(text)
 
     def on_round(self, record: RoundRecord) -> None:
         """Move the bar, or print a line now and then; errors of clients always."""
         self._last_round = record.round
         for item in record.errors:
-            self._console.print(
-                f"round {record.round}: client {item['client']} {_MISSED[item['phase']]}: "
-                f"{item['error']}",
-                style="yellow",
-                markup=False,
-                soft_wrap=True,
-            )
+            who = f"round {record.round}: client {item['client']}"
+            self._print(f"{who} {_MISSED[item['phase']]}: {item['error']}", "yellow")
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=record.round, state=_state(record))
             return
@@ -164,10 +157,8 @@ class RunDisplay:
             elapsed = time.monotonic() - self._started
             done = max(record.round, 1)
             remaining = elapsed / done * (self._num_rounds - record.round)
-            print(
-                f"round {record.round}/{self._num_rounds}  {_state(record)}  ETA {remaining:.0f} s",
-                flush=True,
-            )
+            number = f"round {record.round}/{self._num_rounds}"
+            self._print(f"{number}  {_state(record)}  ETA {remaining:.0f} s")
 
     def finish(self, result: Result, directory: Path | None) -> None:
         """Print the outcome and where the files are."""
@@ -180,15 +171,13 @@ class RunDisplay:
             f"{summary['seconds']:.1f} s",
             f"{summary['failures']} failures" if summary["failures"] else "",
         ]
-        self._console.print(
-            "done: " + ", ".join(part for part in parts if part), markup=False, soft_wrap=True
-        )
+        self._print("done: " + ", ".join(part for part in parts if part))
         self._print_place(result, directory)
 
     def _print_place(self, result: Result, directory: Path | None) -> None:
         """Say where the files are; RunError if the run ended without replies."""
         if directory is not None:
-            self._console.print(f"results in {directory}", markup=False, soft_wrap=True)
+            self._print(f"results in {directory}")
         if result.last_error is not None:
             first = result.idle_from
             what = ", so nothing was trained" if first == 1 else f" from round {first} on"

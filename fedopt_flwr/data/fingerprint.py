@@ -11,13 +11,15 @@ import torch
 from .client_data import ClientData, TensorData
 from .federated import FederatedData
 
+TRAINING, TEST = "training data", "test data"
+
 
 def fingerprint(data: FederatedData) -> dict[str, str]:
     """Return a digest of the training data and one of the test data, of those that are here.
 
     Of data sets that are read from elsewhere only sizes and known targets count.
     """
-    parts = {"training data": data.clients, "test data": [data.test] if data.test else []}
+    parts = {TRAINING: data.clients, TEST: [data.test] if data.test else []}
     return {name: _digest(clients) for name, clients in parts.items() if clients}
 
 

@@ -19,6 +19,7 @@ from ..config import RunConfig
 from ..engines.stream import Roster
 from ..errors import ConfigError, FedoptError, MessageError, RunError
 from ..metrics import RoundRecord
+from ..outputs import ROUNDS
 from ..runs import Listener, Result
 from .clients import states_in
 from .leash import Leash
@@ -65,7 +66,7 @@ def launch(
 class ClientProcesses:
     """The client processes of a launch, their logs and their end.
 
-    They look for the user's own code in `code` too, if that is not where their arguments lead.
+    They run in the folder `code`, if it is given, and so find the user's own code there.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class ClientProcesses:
         self._made = [p for p in (self._logs, *self._logs.parents) if not p.exists()]
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._readers: list[threading.Thread] = []
+        self._earlier: dict[str, int] = {}  # characters of a log before this launch
         self._leash = Leash()
 
     def __enter__(self) -> Self:
@@ -106,16 +108,18 @@ class ClientProcesses:
                 text=True,
                 env=os.environ | self._leash.environment | self._environment(number),
                 pass_fds=self._leash.pass_fds,
+                cwd=self._code if self._code is not None and self._code.is_dir() else None,
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends the rest
             )
             self._processes[ids] = process
             log = self._logs / f"clients-{ids}.log"
+            self._earlier[ids] = len(_read(log))
             reader = threading.Thread(target=_copy, args=(process.stdout, log, ids), daemon=True)
             reader.start()
             self._readers.append(reader)
 
     def _command(self, ids: str, port: int) -> list[str]:
-        address, state = f"{_HOST}:{port}", str(self._folder / "state")
+        address, state = f"{_HOST}:{port}", str(self._folder.absolute() / "state")
         own = ["--server", address, "--client-ids", ids, "--state-dir", state, "--insecure"]
         return [sys.executable, "-m", "fedopt_flwr", "client", *self._arguments, *own]
 
@@ -126,9 +130,8 @@ class ClientProcesses:
         own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
-        if self._code is not None:
-            others = os.environ.get("PYTHONPATH")
-            own["PYTHONPATH"] = os.pathsep.join([str(self._code), *([others] if others else [])])
+        if self._code is not None and (data := os.environ.get("FEDOPT_DATA")):
+            own["FEDOPT_DATA"] = os.path.abspath(data)
         if len(gpus) > 1 and self._config.training.device in ("auto", "cuda"):
             own["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
         return own
@@ -148,7 +151,7 @@ class ClientProcesses:
         for reader in self._readers:
             reader.join(1)
         log = self._logs / f"clients-{ids}.log"
-        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        lines = _read(log)[self._earlier.get(ids, 0) :].splitlines()
         errors = [line.partition(_ERROR)[2] for line in lines if _ERROR in line]
         if process.returncode == ConfigError.exit_code and errors:
             return ConfigError([f"clients {ids}: {error}" for error in errors])
@@ -175,7 +178,8 @@ class ClientProcesses:
         self._leash.release()
         for reader in self._readers:
             reader.join(1)
-        if isinstance(error, ConfigError) and self._logs in self._made:
+        ended_early = isinstance(error, (ConfigError, KeyboardInterrupt))
+        if ended_early and self._logs in self._made and not (self._folder / ROUNDS).exists():
             self._remove_logs()
 
     def _remove_logs(self) -> None:
@@ -210,6 +214,11 @@ def _require_states(checkpoint: Checkpoint, directory: Path) -> None:
     """Raise ConfigError if a client's state that the checkpoint counts on is not there."""
     if not checkpoint.clients_keep_state:
         return
+    if not directory.is_dir():
+        raise ConfigError(
+            f"--resume: {str(directory)!r} is not there, which holds the clients' states of a "
+            "launch; put it back, or go on with `fedopt server --resume` and clients that have them"
+        )
     states = states_in(directory)(checkpoint.server.run)
     for client_id, version in checkpoint.server.versions.items():
         try:
@@ -218,6 +227,10 @@ def _require_states(checkpoint: Checkpoint, directory: Path) -> None:
             raise ConfigError(
                 f"--resume: {error}; put {str(directory)!r} back as it was, or start a new run"
             ) from error
+
+
+def _read(log: Path) -> str:
+    return log.read_text(encoding="utf-8") if log.exists() else ""
 
 
 def _copy(stream: IO[str], log: Path, ids: str) -> None:

@@ -40,7 +40,7 @@ def serve(
             "clients left no state to other processes; go on with `fedopt simulate --resume`"
         )
     experiment = Experiment(config, data=load_test_data(config))
-    if checkpoint and config.output.directory:
+    if checkpoint and config.output.directory is not None:
         require_same(experiment, checkpoint, config.output.directory)
     require_messages_fit(experiment.rule, experiment.model, config)
     run = Run(experiment, listener, checkpoint, in_memory=False)
