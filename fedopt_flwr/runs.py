@@ -142,7 +142,7 @@ class Run:
             directory.open(config.to_dict())
         else:
             records = directory.reopen(self._checkpoint.server.round)
-            self._records += [self._with_lost_numbers(record) for record in records]
+            self._records += [self._with_lost_loss(record) for record in records]
         self._directory = directory
         try:
             with _own_rule(config):
@@ -152,12 +152,10 @@ class Run:
             if not self._records:  # it never began, so the folder is free for another attempt
                 directory.discard()
 
-    def _with_lost_numbers(self, record: RoundRecord) -> RoundRecord:
-        """Put back the losses that were not finite, which JSON cannot hold."""
+    def _with_lost_loss(self, record: RoundRecord) -> RoundRecord:
+        """Put back a test loss that was not finite, which JSON cannot hold."""
         output, number = self._experiment.config.output, record.round
         last = self._experiment.config.federation.num_rounds
-        if record.train_loss is None and record.clients:
-            record.train_loss = math.nan
         due = number % output.evaluate_every == 0 or number == last
         if record.test_loss is None and due and self._experiment.data.test is not None:
             record.test_loss = math.nan
@@ -275,9 +273,10 @@ def _own_rule(config: RunConfig) -> Iterator[None]:
         if not is_import_path(name):
             raise
         places = traceback.extract_tb(error.__traceback__)
-        place = next((p for p in reversed(places) if p.filename == file_of(name)), None)
-        if place is None:  # something else failed meanwhile
+        if any(place.name in ("on_start", "on_round") for place in places):  # a listener's
             raise
+        own = [place for place in places if place.filename == file_of(name)]
+        place = [*places, *own][-1]  # without one of its own, it gave something unusable
         raise RunError(
             f"algorithm.name: {name!r} failed in {place.filename}, line "
             f"{place.lineno}: {type(error).__name__}: {error}"

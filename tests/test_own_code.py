@@ -21,6 +21,7 @@ from fedopt_flwr.algorithms import ALGORITHMS, FedAvg
 from fedopt_flwr.data import as_client_data
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.imports import load_attribute
+from fedopt_flwr.runs import Silent
 from fedopt_flwr.trial import try_training
 from fedopt_flwr.vectors import FlatModel
 
@@ -445,6 +446,11 @@ class Forgetful(FedAvg):
         raise KeyError("momentum")
 
 
+class Dark(Silent):
+    def on_start(self, *arguments: Any) -> None:
+        raise ValueError("screen is off")
+
+
 def test_a_rule_that_raises_on_the_server_is_named_with_the_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -454,5 +460,7 @@ def test_a_rule_that_raises_on_the_server_is_named_with_the_line(
             RunError, match=rf"'{HERE}:Forgetful' failed in .*{HERE}.py, line \d+: KeyError: 'mom"
         ):
             simulate({"algorithm": {"name": f"{HERE}:Forgetful"}})
+        with pytest.raises(ValueError, match="screen is off"):  # a listener is no rule
+            simulate({"algorithm": {"name": f"{HERE}:Forgetful"}}, listener=Dark())
     finally:
         ALGORITHMS.pop("forgetful", None)

@@ -20,6 +20,7 @@ from test_more_rule_facts import DATA
 from test_more_rule_facts import config as linear_config
 from test_run_files import checkpointed, without_times
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from fedopt_flwr import ConfigError, RunConfig, RunError, resume, simulate
@@ -114,9 +115,12 @@ def test_other_data_is_not_gone_on_with(tmp_path: Path) -> None:
     assert model_bytes(tmp_path / "run") == before
 
 
-def test_own_code_that_was_changed_is_said(tmp_path: Path) -> None:
-    simulate(own_run(tmp_path))
-    (tmp_path / "mine.py").write_text(OWN + "# mended\n")
+@pytest.mark.parametrize("number", [2, 6])  # before the first checkpoint, of round 4, and after it
+def test_own_code_that_was_changed_is_said(tmp_path: Path, number: int) -> None:
+    def change() -> None:
+        (tmp_path / "mine.py").write_text(OWN + "# mended\n")
+
+    simulate(own_run(tmp_path), listener=At(number, change))
     sys.modules.pop("mine")
     with pytest.warns(FedoptWarning, match="--resume: mine:load, mine:net: the file was changed"):
         resume(tmp_path / "run")
@@ -156,11 +160,16 @@ def test_states_that_are_with_other_processes_are_not_taken_for_zero(tmp_path: P
 
 
 NAN_ROW = TensorDataset(torch.full((3, 4), torch.nan), torch.arange(3))
-DIVERGING = {  # rate, test data, rounds between evaluations
-    "not at all": (0.1, DATA[0], 1),
-    "train and test loss": (50.0, DATA[0], 1),
-    "train loss": (50.0, None, 1),
-    "test loss": (0.1, NAN_ROW, 5),
+DIVERGING = {  # rate, test data, rounds between evaluations, loss
+    "not at all": (0.1, DATA[0], 1, cross_entropy),
+    "train and test loss": (50.0, DATA[0], 1, cross_entropy),
+    "losses of replies": (
+        0.1,
+        None,
+        1,
+        lambda outputs, targets: cross_entropy(outputs, targets) + torch.inf,
+    ),
+    "test loss": (0.1, NAN_ROW, 5, cross_entropy),
 }
 
 
@@ -170,7 +179,7 @@ def test_divergence_is_dated_alike_with_and_without_a_stop(
     tmp_path: Path, name: str, every: int
 ) -> None:
     """Losses that are not finite, JSON cannot hold."""
-    rate, test_data, evaluate_every = DIVERGING[name]
+    rate, test_data, evaluate_every, loss = DIVERGING[name]
 
     def settings(folder: str) -> dict[str, Any]:
         output = {"checkpoint_every": every, "evaluate_every": evaluate_every}
@@ -180,7 +189,7 @@ def test_divergence_is_dated_alike_with_and_without_a_stop(
             "output": {"directory": str(tmp_path / folder), **output},
         }
 
-    objects = {"model": linear_model, "client_data": DATA, "test_data": test_data}
+    objects = {"model": linear_model, "client_data": DATA, "test_data": test_data, "loss": loss}
     with pytest.warns(FedoptWarning) if name != "not at all" else contextlib.nullcontext():
         whole = simulate(settings("whole"), **objects)
         with pytest.raises(Stop):
