@@ -312,7 +312,10 @@ def test_doctor_reports_and_its_code_says_whether_a_run_would_start(tmp_path: Pa
     assert "data.path: '/nowhere' is not a folder" in bad.stdout
 
 
-@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)],
+)
 def test_a_simulation_that_is_stopped_says_how_to_go_on(
     tmp_path: Path, ending: signal.Signals, code: int
 ) -> None:

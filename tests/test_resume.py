@@ -326,10 +326,10 @@ def test_a_configuration_given_beside_must_agree(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_any_name_holds_a_run(tmp_path: Path) -> None:
-    for name in ("Bonjour à tous", "data 😀", 'quo"ted', "back\\slash", "a\x7fb"):
-        whole = simulate(checkpointed(tmp_path / name))
-        (tmp_path / name / "model.safetensors").unlink()
-        assert np.array_equal(resume(tmp_path / name).parameters, whole.parameters)
+    folder = tmp_path / 'à tous 😀 quo"ted back\\slash \x7f'
+    whole = simulate(checkpointed(folder))
+    (folder / "model.safetensors").unlink()
+    assert np.array_equal(resume(folder).parameters, whole.parameters)
 
 
 def test_a_disk_that_is_full_at_the_start_leaves_nothing(
