@@ -100,7 +100,11 @@ def _save(figure: Figure, path: Path) -> None:
     figure.savefig(picture, format=path.suffix.removeprefix(".") or "png", dpi=110)
     if path.is_dir():
         raise IsADirectoryError("it is a folder; name a file")
-    with replacing(path) as unfinished:
+    place = path.resolve()  # a link stays one
+    if place.exists() and not place.is_file():  # /dev/null or a pipe must not become a file
+        place.write_bytes(picture.getvalue())
+        return
+    with replacing(place) as unfinished:
         unfinished.write_bytes(picture.getvalue())
 
 

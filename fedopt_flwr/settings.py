@@ -38,8 +38,8 @@ def apply_setting(data: dict[str, Any], setting: str) -> None:
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
         raise ConfigError(f"--set {setting!r}: must have the form section.key=VALUE")
-    if parts[0] == "rules":  # a rule of one's own has dots in its name: rules.pkg.mod:Rule.key
-        parts = ["rules", ".".join(parts[1:-1]), parts[-1]] if len(parts) > 2 else parts
+    if parts[0] == "rules" and len(parts) > 2:  # one's own has dots: rules.pkg.mod:Rule.key
+        parts = ["rules", ".".join(parts[1:-1]), parts[-1]]
     for part in parts[:-1]:
         data = data.setdefault(part, {})
         if not isinstance(data, dict):

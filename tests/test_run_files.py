@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fedopt_flwr import ConfigError, RunConfig, RunError, resume, simulate
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.metrics import RoundRecord
 from fedopt_flwr.outputs import RunDirectory
+from fedopt_flwr.plots import draw_partition
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
 
@@ -203,6 +205,24 @@ def test_curves_that_cannot_be_written_do_not_fail_a_run(
     with pytest.warns(FedoptWarning, match=r"curves.png: not drawn: .*No space left"):
         simulate(config("fedavg", tmp_path / "run"))
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_picture_goes_through_links_and_pipes_and_never_takes_their_place(tmp_path: Path) -> None:
+    """As --plot /dev/null must not make a file of the device."""
+    counts = np.array([[3, 1], [0, 2]])
+    link, pipe = tmp_path / "link.png", tmp_path / "pipe"
+    (tmp_path / "there").mkdir()
+    link.symlink_to(tmp_path / "there" / "p.png")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for path in (link, pipe):
+        draw_partition(counts, path, "two clients")
+    assert link.is_symlink()
+    assert link.read_bytes().startswith(b"\x89PNG")
+    assert pipe.is_fifo()
+    assert os.read(reader, 4) == b"\x89PNG"
+    os.close(reader)
+    assert {p.name for p in tmp_path.rglob("*")} == {"link.png", "pipe", "there", "p.png"}
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "results"])

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import PATIENCE, Processes, free_port
+from processes import PATIENCE, Processes, free_port, wait_until
 from test_federation import SLOW_MODEL, launch, start_client, start_server, write_config
 
 pytestmark = [
@@ -124,8 +124,7 @@ def test_a_launch_that_is_stopped_says_how_to_go_on(
     many = ("--set", "federation.num_rounds=100000", "--set", "output.checkpoint_every=2")
     run = launch(processes, "run", "fedavg", 2, *many)
     run.wait_for("5 of 5 clients here")
-    while not (processes.folder / "run" / "checkpoint").is_dir():
-        assert run.process.poll() is None, run.log
+    wait_until((processes.folder / "run" / "checkpoint").is_dir, lambda: f"checkpoint: {run.log}")
     run.process.send_signal(ending)
     assert run.ended() == code
     assert "go on with --resume run" in run.log

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from typing import Any
 
 from ..errors import FedoptError, FedoptWarning
 from .commands import app
-from .show import errors_console
+from .show import errors_console, mute
 
 
 def main() -> None:
@@ -18,8 +17,8 @@ def main() -> None:
     warnings.simplefilter("ignore", DeprecationWarning)  # of other packages' imports
     try:
         app()
-    except BrokenPipeError:  # nobody reads on, as after `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        mute()
         sys.exit(1)
     except (FedoptError, OSError) as error:
         for line in str(error).splitlines():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +13,7 @@ import typer
 from ..errors import ConfigError, FedoptWarning
 from ..settings import as_setting
 from .options import AlgorithmName, ConfigFile, Settings, read_config, with_directory
+from .show import mute
 
 if TYPE_CHECKING:
     from ..engines.stream import ClientTls, ServerTls
@@ -260,8 +260,8 @@ def _ids(client_id: str | None, client_ids: str | None) -> list[int | str]:
 def _say(text: str) -> None:
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # nobody reads on, as after `| head`; the clients stay
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the clients stay
+        mute()
 
 
 def _require_state_directory(path: Path) -> None:

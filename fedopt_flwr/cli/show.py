@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -35,6 +36,11 @@ _LINES = 10  # plain lines a run, about
 def errors_console() -> Console:
     """Return a console on standard error."""
     return Console(stderr=True, highlight=False)
+
+
+def mute() -> None:
+    """Let standard output go nowhere: nobody reads on, as after `| head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class RunDisplay:
