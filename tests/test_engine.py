@@ -331,3 +331,43 @@ def test_buffers_do_not_depend_on_the_workers(buffers: str) -> None:
     states = [run.model.state_dict() for run in (one, two)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert [r.test_loss for r in one.rounds] == [r.test_loss for r in two.rounds]
+
+
+class FailsLater(nn.Module):
+    """Trains a while, then raises in all training."""
+
+    rounds = 0  # of training passes that work
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, inputs: Any) -> Any:
+        if self.training:
+            FailsLater.rounds -= 1
+            if FailsLater.rounds < 0:
+                raise ValueError("sensor 7 is blind")
+        return self.layer(inputs)
+
+
+@pytest.mark.parametrize(("passes", "idle_from"), [(3, 3), (5, None)])
+def test_a_run_that_ends_without_replies_says_from_which_round(
+    monkeypatch: pytest.MonkeyPatch, passes: int, idle_from: int | None
+) -> None:
+    monkeypatch.setattr(FailsLater, "rounds", passes)  # one of them tries the model
+    settings = {
+        "algorithm": {"name": "fedavg"},
+        "federation": {"num_clients": 3, "clients_per_round": 1, "num_rounds": 6},
+        "training": {"local_steps": 1},
+    }
+    data = as_datasets(softmax_clients([9, 9, 9]))
+    if idle_from is None:
+        result = simulate(settings, model=FailsLater, client_data=data)
+    else:
+        with pytest.warns(
+            FedoptWarning,
+            match=r"reply was counted from round 3 on, so .* that of round 2; the last error: ",
+        ):
+            result = simulate(settings, model=FailsLater, client_data=data)
+        assert "sensor 7 is blind" in str(result.last_error)
+    assert result.idle_from == idle_from

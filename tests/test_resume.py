@@ -15,15 +15,14 @@ import numpy as np
 import pytest
 import torch
 from helpers import linear_model
-from test_engine import config, model_bytes
+from test_engine import model_bytes
 from test_more_rule_facts import DATA
 from test_more_rule_facts import config as linear_config
 from test_run_files import checkpointed, without_times
-from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
-from fedopt_flwr import ConfigError, RunConfig, RunError, resume, simulate
+from fedopt_flwr import ConfigError, RunConfig, resume, simulate
 from fedopt_flwr.algorithm import Plan
 from fedopt_flwr.data import DatasetData, FederatedData, as_client_data, fingerprint
 from fedopt_flwr.errors import FedoptWarning
@@ -220,37 +219,6 @@ def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path: Path) -> None:
     assert resume(tmp_path / "run").rounds[-1].round == 9  # its lock went with it
 
 
-def test_a_run_whose_folder_was_moved_writes_nothing_into_the_next_one(tmp_path: Path) -> None:
-    def move() -> None:
-        (tmp_path / "run").rename(tmp_path / "moved")
-        simulate(config("scaffold", tmp_path / "run"))
-
-    with pytest.raises(
-        RunError, match=r"round 4 cannot be written: .*was moved or removed; put th"
-    ):
-        simulate(checkpointed(tmp_path / "run"), listener=At(3, move))
-    simulate(config("scaffold", tmp_path / "alone"))
-    assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "alone")
-    assert without_times(tmp_path / "run") == without_times(tmp_path / "alone")
-    assert not (tmp_path / "run" / "checkpoint").exists()
-
-
-def test_a_folder_that_is_removed_ends_the_run_at_once(tmp_path: Path) -> None:
-    heard: list[int] = []
-
-    class Listener(At):
-        def on_round(self, record: RoundRecord) -> None:
-            heard.append(record.round)
-            super().on_round(record)
-
-    settings = config("fedavg", tmp_path / "run")
-    with pytest.raises(
-        RunError, match=r"round 4 cannot be .*moved or removed; put the folder back"
-    ):
-        simulate(settings, listener=Listener(3, lambda: shutil.rmtree(tmp_path / "run")))
-    assert heard == [1, 2, 3]
-
-
 LINES = {
     "text for a number": ('"round": 2,', '"round": "2",'),
     "an error that is a number": ('"errors": []', '"errors": [1]'),
@@ -331,20 +299,6 @@ def test_a_folder_with_any_name_holds_a_run(tmp_path: Path) -> None:
     whole = simulate(checkpointed(folder))
     (folder / "model.safetensors").unlink()
     assert np.array_equal(resume(folder).parameters, whole.parameters)
-
-
-def test_a_disk_that_is_full_at_the_start_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: Any, **options: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("fedopt_flwr.outputs.Path.write_text", full)
-        with pytest.raises(ConfigError, match=r"output.directory: cannot write .*No space left"):
-            simulate(config("fedavg", tmp_path / "a" / "run"))
-    assert not list(tmp_path.iterdir())
-    simulate(config("fedavg", tmp_path / "a" / "run"))
 
 
 def test_step_sizes_that_are_not_finite_can_be_gone_on_with(tmp_path: Path) -> None:
@@ -433,43 +387,3 @@ def test_data_that_lies_elsewhere_by_now_is_gone_on_with(tmp_path: Path) -> None
     file = tmp_path / "run" / "config.toml"
     file.write_text(file.read_text().replace(str(tmp_path / "mine"), str(tmp_path / "moved")))
     assert np.array_equal(resume(tmp_path / "run").parameters, whole.parameters)
-
-
-class FailsLater(nn.Module):
-    """Trains a while, then raises in all training."""
-
-    rounds = 0  # of training passes that work
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, inputs: Any) -> Any:
-        if self.training:
-            FailsLater.rounds -= 1
-            if FailsLater.rounds < 0:
-                raise ValueError("sensor 7 is blind")
-        return self.layer(inputs)
-
-
-@pytest.mark.parametrize(("passes", "idle_from"), [(3, 3), (5, None)])
-def test_a_run_that_ends_without_replies_says_from_which_round(
-    monkeypatch: pytest.MonkeyPatch, passes: int, idle_from: int | None
-) -> None:
-    monkeypatch.setattr(FailsLater, "rounds", passes)  # one of them tries the model
-    settings = {
-        "algorithm": {"name": "fedavg"},
-        "federation": {"num_clients": 3, "clients_per_round": 1, "num_rounds": 6},
-        "training": {"local_steps": 1},
-    }
-    data = DATA[:3]
-    if idle_from is None:
-        result = simulate(settings, model=FailsLater, client_data=data)
-    else:
-        with pytest.warns(
-            FedoptWarning,
-            match=r"reply was counted from round 3 on, so .* that of round 2; the last error: ",
-        ):
-            result = simulate(settings, model=FailsLater, client_data=data)
-        assert "sensor 7 is blind" in str(result.last_error)
-    assert result.idle_from == idle_from

@@ -1,0 +1,62 @@
+"""The folder of a run that is at work: moved, removed or on a full disk."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_engine import config, model_bytes
+from test_resume import At
+from test_run_files import checkpointed, without_times
+
+from fedopt_flwr import ConfigError, RunError, simulate
+from fedopt_flwr.metrics import RoundRecord
+
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
+
+
+def test_a_run_whose_folder_was_moved_writes_nothing_into_the_next_one(tmp_path: Path) -> None:
+    def move() -> None:
+        (tmp_path / "run").rename(tmp_path / "moved")
+        simulate(config("scaffold", tmp_path / "run"))
+
+    with pytest.raises(
+        RunError, match=r"round 4 cannot be written: .*was moved or removed; put th"
+    ):
+        simulate(checkpointed(tmp_path / "run"), listener=At(3, move))
+    simulate(config("scaffold", tmp_path / "alone"))
+    assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "alone")
+    assert without_times(tmp_path / "run") == without_times(tmp_path / "alone")
+    assert not (tmp_path / "run" / "checkpoint").exists()
+
+
+def test_a_folder_that_is_removed_ends_the_run_at_once(tmp_path: Path) -> None:
+    heard: list[int] = []
+
+    class Listener(At):
+        def on_round(self, record: RoundRecord) -> None:
+            heard.append(record.round)
+            super().on_round(record)
+
+    settings = config("fedavg", tmp_path / "run")
+    with pytest.raises(
+        RunError, match=r"round 4 cannot be .*moved or removed; put the folder back"
+    ):
+        simulate(settings, listener=Listener(3, lambda: shutil.rmtree(tmp_path / "run")))
+    assert heard == [1, 2, 3]
+
+
+def test_a_disk_that_is_full_at_the_start_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedopt_flwr.outputs.Path.write_text", full)
+        with pytest.raises(ConfigError, match=r"output.directory: cannot write .*No space left"):
+            simulate(config("fedavg", tmp_path / "a" / "run"))
+    assert not list(tmp_path.iterdir())
+    simulate(config("fedavg", tmp_path / "a" / "run"))
