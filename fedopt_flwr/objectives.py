@@ -249,12 +249,16 @@ def evaluate(
     running statistics, which stay as they were.
     """
     chunks = evaluation_chunks(data)
-    loss_sum = metric_sum = 0.0
+    losses, metrics = [], []  # read at the end: reading waits for the GPU
     with evaluating(model, use_batch_statistics):
-        for rows, (inputs, targets) in zip(chunks, data.batches(chunks, model.device), strict=True):
+        for inputs, targets in data.batches(chunks, model.device):
             outputs = model.module(inputs)
-            loss_sum += float(loss(outputs, targets)) * len(rows)
+            losses.append(loss(outputs, targets))
             if metric is not None:
-                metric_sum += float(metric(outputs, targets)) * len(rows)
-    count = data.num_examples
-    return loss_sum / count, (metric_sum / count if metric is not None else None)
+                metrics.append(metric(outputs, targets))
+    return _mean(losses, chunks), (_mean(metrics, chunks) if metric is not None else None)
+
+
+def _mean(values: list[Any], chunks: list[Tensor]) -> float:
+    total = sum(float(value) * len(rows) for value, rows in zip(values, chunks, strict=True))
+    return total / sum(len(rows) for rows in chunks)

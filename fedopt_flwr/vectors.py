@@ -38,11 +38,11 @@ class FlatModel:
     def __init__(self, module: nn.Module, device: str | torch.device = "cpu") -> None:
         if not isinstance(module, nn.Module):
             raise ModelError(f"model: got {module!r}; must be an nn.Module")
-        trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        _require_trainable(trainable)
+        _require_trainable(_trainable(module))
         _require_arrays(module)
         self.module = module.to(device)
         self.device = torch.device(device)
+        trainable = _trainable(module)  # moving may make new parameters
         self.shapes = {name: tuple(p.shape) for name, p in trainable.items()}
         self.size = sum(p.numel() for p in trainable.values())
         self.vector = torch.empty(self.size, dtype=torch.float32, device=self.device)
@@ -148,6 +148,10 @@ def _layout(array: Tensor) -> Layout:
 
 def _group(buffer: Tensor) -> str:
     return _BUFFER_PREFIX + str(buffer.dtype).removeprefix("torch.")
+
+
+def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 def _require_trainable(trainable: dict[str, nn.Parameter]) -> None:

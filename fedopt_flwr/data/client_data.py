@@ -50,11 +50,14 @@ class TensorData:
     def batches(
         self, positions: Sequence[Tensor], device: torch.device
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        for chosen in positions:
-            rows = (chosen if self._rows is None else self._rows[chosen]).to(self._inputs.device)
+        rows = torch.cat(list(positions))
+        rows = rows if self._rows is None else self._rows[rows]
+        # moved once, as every move waits until the GPU has done what it was given before
+        moved = rows.to(self._inputs.device)
+        for batch in torch.split(moved, [len(chosen) for chosen in positions]):
             yield (
-                self._inputs.index_select(0, rows).to(device),
-                self._labels.index_select(0, rows).to(device),
+                self._inputs.index_select(0, batch).to(device),
+                self._labels.index_select(0, batch).to(device),
             )
 
     def targets(self) -> np.ndarray:
