@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -175,8 +176,9 @@ def _untagged(tag: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def save_tensors(
     arrays: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write a safetensors file of tensors on any device, which may share memory."""
-    owned = {name: array.detach().cpu().clone() for name, array in arrays.items()}
+    """Write a safetensors file of tensors on any device, in any strides, which may share memory."""
+    contiguous = torch.contiguous_format
+    owned = {n: a.detach().cpu().clone(memory_format=contiguous) for n, a in arrays.items()}
     save_file(owned, path, metadata)
 
 

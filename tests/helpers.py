@@ -235,4 +235,5 @@ def open_run(
         workers=workers,
         round_timeout=run_config.federation.round_timeout,
     )
+    strategy.load_model()
     return run

@@ -55,8 +55,8 @@ class MBSTORM(GradientStartRule):
     def client_update(
         self, received: Arrays, client_state: ClientState, objective: Objective
     ) -> tuple[Arrays, ClientState]:
-        q = mean_gradient(received["model"], objective)
         before = mean_gradient(received["previous_model"], objective)
+        q = mean_gradient(received["model"], objective)  # last, so that buffers end at x
         return {"gradient_change": q.sub_(before, alpha=1 - self.momentum)}, client_state
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:

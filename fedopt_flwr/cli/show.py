@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -55,9 +56,12 @@ class RunDisplay:
         self._last_round: int | None = None
         self._directory = directory
         self._started = time.monotonic()
+        self._on_sigterm: Any = None  # the handler that was there before
 
     def __enter__(self) -> Self:
-        self._on_sigterm = signal.signal(signal.SIGTERM, _terminate)
+        # Flower's local simulation runs a ServerApp in a thread, which may set no handler
+        if threading.current_thread() is threading.main_thread():
+            self._on_sigterm = signal.signal(signal.SIGTERM, _terminate)
         return self
 
     def __exit__(
@@ -67,7 +71,8 @@ class RunDisplay:
         trace: TracebackType | None,
     ) -> None:
         self._stop()
-        signal.signal(signal.SIGTERM, self._on_sigterm)
+        if self._on_sigterm is not None:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
         if isinstance(error, KeyboardInterrupt):
             errors_console().print(f"stopped {self._how_to_go_on()}", markup=False, soft_wrap=True)
             if isinstance(error, Terminated):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from flwr.app import Context
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ..algorithm import ClientId
@@ -20,6 +21,9 @@ from ..vectors import FlatModel
 from .client import FederatedClient, ModelPool
 from .messages import Instruction, Scalar
 from .state import ContextStates, DiskStates, MemoryStates
+
+# Apps may give all their clients one module: what one leaves in it is not where others start.
+_INITIAL_BUFFERS: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
 
 
 class AppClient(FederatedClient):
@@ -48,9 +52,11 @@ class AppClient(FederatedClient):
         data = as_client_data(dataset).on_device(place)
         identity = _identity(client_id, context)
         require_examples({identity: data})
+        flat = FlatModel(model, place)
+        flat.initial_buffers = _INITIAL_BUFFERS.setdefault(model, flat.initial_buffers)
         # made anew for every message, so what a trial would find out is taken for granted
         pool = ModelPool(
-            [FlatModel(model, place)],
+            [flat],
             loss,
             model_name="",
             loss_name="",

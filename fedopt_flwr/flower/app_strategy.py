@@ -50,6 +50,7 @@ class StrategyOptions(TypedDict, total=False):
     buffers: Literal["average", "local"]
     min_replies: int  # 1; with fewer a round moves nothing
     start_timeout: float  # 600 s to wait for all clients
+    round_timeout: float  # s for the start pass; none if not given (for rounds: ServerConfig's)
     threads: int  # 1; intra-op threads of a client
     evaluate_fn: EvaluateFn
     on_fit_config_fn: Callable[[int], Metrics]

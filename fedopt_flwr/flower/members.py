@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -12,8 +13,10 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 
 from ..algorithm import ClientId
-from ..errors import RunError
+from ..config import FederationSection
+from ..errors import FedoptWarning, RunError
 from ..sampling import sorted_ids
+from .messages import Scalar
 
 _POLL_SECONDS = 0.05
 _Answer = TypeVar("_Answer")
@@ -22,8 +25,13 @@ _Answer = TypeVar("_Answer")
 class Members:
     """Connections by client id. Each connection is asked once for its id and example count."""
 
-    def __init__(self, facts: dict[str, bool | bytes | float | int | str]) -> None:
-        self.facts = facts  # what a client must know before it can say how many examples it has
+    def __init__(self, federation: FederationSection) -> None:
+        self._patience = federation.start_timeout  # s that a connection has to say who it is
+        # what a client must know before it can say how many examples it has
+        self.facts: dict[str, Scalar] = {
+            "num_clients": federation.num_clients,
+            "seed": federation.seed,
+        }
         self.max_workers: int | None = None  # connections asked at the same time; None: all
         self.while_waiting: Callable[[], None] = lambda: None  # may raise, to end the wait
         self._ids: dict[str, ClientId] = {}  # Flower's connection id -> client id
@@ -58,19 +66,27 @@ class Members:
         self.refresh(manager)
 
     def refresh(self, manager: ClientManager) -> None:
-        """Ask connections that are new; forget those that are gone."""
+        """Ask connections that are new; forget those that are gone.
+
+        Once all N are known, one that does not say who it is counts as away, and is asked again at
+        the next call; before, it is a RunError.
+        """
         connected = dict(manager.all())
         new = {cid: proxy for cid, proxy in connected.items() if cid not in self._ids}
         for cid, answer in ask_all(new.items(), self._ask, self.max_workers).items():
             if isinstance(answer, Exception):
-                raise RunError(f"connection {cid}: did not tell its client id: {answer}")
+                text = f"connection {cid}: did not tell its client id: {answer}"
+                if not self.ids:
+                    raise RunError(f"{text}; mend that client, or start without it")
+                warnings.warn(f"{text}; the run goes on without it", FedoptWarning, stacklevel=2)
+                continue
             self._ids[cid] = answer[0]
             self.num_examples[answer[0]] = answer[1]
-        self._ids = {cid: self._ids[cid] for cid in connected}
-        self._proxies = {self._ids[cid]: proxy for cid, proxy in connected.items()}
+        self._ids = {cid: client_id for cid, client_id in self._ids.items() if cid in connected}
+        self._proxies = {client_id: connected[cid] for cid, client_id in self._ids.items()}
 
     def _ask(self, proxy: ClientProxy) -> tuple[ClientId, int]:
-        reply = proxy.get_properties(GetPropertiesIns(self.facts), timeout=None, group_id=0)
+        reply = proxy.get_properties(GetPropertiesIns(self.facts), self._patience, group_id=0)
         if reply.status.code != Code.OK:
             raise RunError(reply.status.message)
         client_id, count = reply.properties.get("client_id"), reply.properties.get("num_examples")

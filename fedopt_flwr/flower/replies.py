@@ -32,11 +32,13 @@ def accept(
     expected: Mapping[ClientId, Mapping[str, Layout]],
     record: RoundRecord,
     phase: Phase,
+    local_steps: Mapping[ClientId, int] | None = None,
 ) -> dict[ClientId, Upload]:
     """Return the usable uploads in the order of `asked`; `expected` are each client's arrays.
 
     An answer that is a text, is missing, carries an error or does not hold the expected arrays
-    becomes an error in the record. Bytes and vectors that arrived are counted either way.
+    becomes an error in the record, as does one of other than the planned `local_steps`: weights
+    and c_i follow from those. Bytes and vectors that arrived are counted either way.
     """
     uploads = {}
     for client_id in asked:
@@ -44,7 +46,9 @@ def accept(
         try:
             if isinstance(answer, str):
                 raise MessageError(answer)
-            uploads[client_id] = _checked(client_id, answer, expected[client_id], record)
+            upload = _checked(client_id, answer, expected[client_id], record)
+            _require_steps(answer, (local_steps or {}).get(client_id))
+            uploads[client_id] = upload
         except MessageError as error:
             record.errors.append({"client": client_id, "phase": phase, "error": str(error)})
     return uploads
@@ -76,6 +80,15 @@ def _checked(
         numbers = f"loss {loss} and client_seconds {seconds}"
         raise MessageError(f"{sender}: reported {numbers}: {NOT_FINITE}")
     return Upload(tensors, loss, seconds)
+
+
+def _require_steps(answer: FitRes, planned: int | None) -> None:
+    taken = answer.metrics.get("num_steps")
+    if planned is not None and taken != planned:
+        raise MessageError(
+            f"took {taken!r} local steps; with the examples that it had at the start it takes "
+            f"{planned}; give it that data again"
+        )
 
 
 def buffers_of(reply: Reply) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ Fit = tuple[ClientProxy, FitRes]
 
 
 class FederatedStrategy(Strategy):
-    """Runs any rule of this package in Flower's server loop.
+    """Runs any rule in Flower's server loop.
 
     `model` gives the layout and the initial point, and is what `evaluate` is called with, holding
     the server's vector and buffers. `on_start` hears the resolved rule and the plan, `on_round`
@@ -72,7 +72,7 @@ class FederatedStrategy(Strategy):
         self._evaluate, self._evaluate_every = evaluate, evaluate_every
         self._on_start, self.on_round = on_start, on_round
         self._in_memory, self._resume = in_memory, resume
-        self.members = Members({"num_clients": federation.num_clients, "seed": federation.seed})
+        self.members = Members(federation)
         self._buffers: dict[str, Tensor] = dict(resume.buffers if resume else {})
         self._averages_buffers = federation.buffers == "average" and model.has_buffers
         self.versions: dict[ClientId, int] = dict(resume.versions if resume else {})
@@ -209,7 +209,8 @@ class FederatedStrategy(Strategy):
             for i in self.asked
         }
         answers = self._answers(results, failures)
-        uploads = accept(self.asked, answers, expected, self.record, "train")
+        steps = self.state.plan.local_steps
+        uploads = accept(self.asked, answers, expected, self.record, "train", steps)
         needed = self._federation.min_replies
         if len(uploads) < needed:
             why = f"not counted: {len(uploads)} replies, federation.min_replies is {needed}"
@@ -256,11 +257,10 @@ class FederatedStrategy(Strategy):
 
     def _flower_parameters(self) -> Parameters:
         """The whole state_dict, for Flower's loop and a user's functions."""
+        if self._in_memory:  # where nobody reads them
+            return Parameters(tensors=[], tensor_type=IN_MEMORY)
         self.load_model()
-        arrays = self.model.state_arrays()
-        if self._in_memory:
-            return Parameters(tensors=arrays, tensor_type=IN_MEMORY)  # type: ignore[arg-type]
-        return ndarrays_to_parameters(arrays)
+        return ndarrays_to_parameters(self.model.state_arrays())
 
     def evaluate(
         self, server_round: int, parameters: Parameters

@@ -105,6 +105,9 @@ class Desk(SimpleClientManager):
             answer = proxy.introduce(question, federation.start_timeout)
         except GrpcBridgeClosed:
             return
+        except Exception as error:  # bytes that are no answer
+            self._refuse(proxy, f"its introduction cannot be read: {type(error).__name__}: {error}")
+            return
         count = answer.properties.get("num_examples")
         if answer.status.code != Code.OK:
             problem = answer.status.message
@@ -118,7 +121,10 @@ class Desk(SimpleClientManager):
             if proxy.seat.left:  # while it was introduced
                 super().unregister(proxy)
             return
-        self._roster.refused(f"client {client_id}", problem)
+        self._refuse(proxy, problem)
+
+    def _refuse(self, proxy: StreamProxy, problem: str) -> None:
+        self._roster.refused(f"client {proxy.seat.client_id}", problem)
         proxy.bridge.close()
 
     def unregister(self, client: ClientProxy) -> None:
