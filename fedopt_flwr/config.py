@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     PrivateAttr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -71,30 +72,29 @@ class AlgorithmSection(_Section):
 
 class FederationSection(_Section):
     num_clients: Count = 20  # N
-    clients_per_round: Count = 5  # S
+    clients_per_round: Count = Field(5, validate_default=True)  # S
     num_rounds: Count = 50  # T
     seed: int = Field(0, ge=0, le=MAX_SEED)
     sampler: Literal["uniform", "multinomial", "adaptive", "clustered"] = "uniform"
     warmup_rounds: Count = 4  # of all clients, before `clustered` groups them
     weighting: Literal["uniform", "examples"] | None = None  # p_i: 1/N or n_i/Σn; the rule's own
     buffers: Literal["average", "local"] = "average"
-    min_replies: Count = 1
+    min_replies: Count = Field(1, validate_default=True)
     round_timeout: Seconds | None = None
     start_timeout: Seconds = 600  # to wait for all clients before round 1
 
-    @model_validator(mode="after")
-    def _sampled_clients_exist(self) -> Self:
-        if self.clients_per_round > self.num_clients:
+    # of fields, not of the section, so that they speak up beside other problems in it
+    @field_validator("clients_per_round", "min_replies")
+    @classmethod
+    def _within(cls, count: int, info: ValidationInfo) -> int:
+        limit = {"clients_per_round": "num_clients", "min_replies": "clients_per_round"}
+        above = limit[str(info.field_name)]
+        if count > info.data.get(above, count):
             raise ValueError(
-                f"federation.clients_per_round: got {self.clients_per_round}; must be between 1 "
-                f"and num_clients ({self.num_clients}); lower it or raise num_clients"
+                f"federation.{info.field_name}: got {count}; must be between 1 and {above} "
+                f"({info.data[above]}); lower it or raise {above}"
             )
-        if self.min_replies > self.clients_per_round:
-            raise ValueError(
-                f"federation.min_replies: got {self.min_replies}; must be between 1 and "
-                f"clients_per_round ({self.clients_per_round}); lower it or raise clients_per_round"
-            )
-        return self
+        return count
 
 
 class TrainingSection(_Section):
@@ -117,13 +117,19 @@ class TrainingSection(_Section):
             )
         return device
 
-    @model_validator(mode="after")
-    def _one_measure_of_work(self) -> Self:
-        if self.local_steps is not None and self.local_epochs is not None:
+    @field_validator("local_epochs")
+    @classmethod
+    def _one_measure_of_work(cls, epochs: int | None, info: ValidationInfo) -> int | None:
+        steps = info.data.get("local_steps")
+        if steps is not None and epochs is not None:
             raise ValueError(
-                f"training.local_epochs: got {self.local_epochs} beside local_steps = "
-                f"{self.local_steps}; give only one of them"
+                f"training.local_epochs: got {epochs} beside local_steps = {steps}; give only one "
+                "of them"
             )
+        return epochs
+
+    @model_validator(mode="after")
+    def _default_work(self) -> Self:
         if self.local_steps is None and self.local_epochs is None:
             object.__setattr__(self, "local_steps", 10)
         return self
@@ -141,15 +147,15 @@ class PartitionSection(_Section):
     shape: tuple[_Shape, _Shape] = Field((2.0, 5.0), strict=False)  # beta: both its parameters
     min_examples: int = Field(1, ge=0, le=10**9)  # smallest n_i; 0 allows empty clients
 
-    @model_validator(mode="after")
-    def _ranges_in_order(self) -> Self:
-        low, high = self.examples_per_client
-        if low > high:
+    @field_validator("examples_per_client")
+    @classmethod
+    def _in_order(cls, limits: tuple[int, int]) -> tuple[int, int]:
+        if limits[0] > limits[1]:
             raise ValueError(
-                f"data.partition.examples_per_client: got [{low}, {high}]; must be [low, high] "
+                f"data.partition.examples_per_client: got {[*limits]}; must be [low, high] "
                 "with 1 <= low <= high"
             )
-        return self
+        return limits
 
 
 class DataSection(_Section):
@@ -186,6 +192,7 @@ class OutputSection(_Section):
     directory: _Path | None = None
     evaluate_every: Count = 1  # rounds; the last one is always evaluated
     checkpoint_every: int = Field(0, ge=0, le=10**9)  # rounds; 0: no checkpoints
+    link_mbps: float = Field(100.0, gt=0, le=10**9)  # Mbit/s, for the simulated run time alone
 
 
 class TransportSection(_Section):

@@ -110,7 +110,7 @@ def require_options(field: str, owner: str, given: Iterable[str], known: Iterabl
 def validation_problems(
     error: ValidationError, root: type[BaseModel], place: Callable[[str], str] = lambda key: ""
 ) -> list[str]:
-    """Turn pydantic's errors into lines of field, value, what is allowed.
+    """Turn pydantic's errors into lines of field, value, what is allowed, what to do.
 
     `place` returns what comes before a first key in the field's full name.
     """
@@ -119,7 +119,7 @@ def validation_problems(
         loc = [str(part) for part in item["loc"]]
         field = ".".join([place(loc[0] if loc else ""), *loc]).strip(".")
         if item["type"] == "extra_forbidden":
-            known = _fields_at(root, item["loc"][:-1])
+            known = list(getattr(_at(root, item["loc"][:-1]), "model_fields", {}))
             lines.append(unknown_name(field, str(item["loc"][-1]), known))
         elif item["type"] == "value_error":
             lines.append(str(item["ctx"]["error"]))
@@ -127,8 +127,27 @@ def validation_problems(
             lines.append(f"{field}: got {item['input']!r}; must be a section of keys and values")
         else:
             message = item["msg"].removeprefix("Input ").removeprefix("Value ")
-            lines.append(f"{field}: got {_short(item['input'])}; {message}")
+            remedy = "" if ";" in message else _remedy(root, item["loc"])  # it may say so itself
+            lines.append(f"{field}: got {_short(item['input'])}; {message}{remedy}")
     return lines
+
+
+def _remedy(root: Any, loc: tuple[int | str, ...]) -> str:
+    """Name a field's range and its default, which is always a value that it may have."""
+    known = getattr(_at(root, loc[:-1]), "model_fields", {})
+    field = known.get(str(loc[-1])) if loc else None
+    if field is None:
+        return ""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    bounds = [
+        f"{sign} {getattr(limit, name)}"
+        for limit in field.metadata
+        for name, sign in signs.items()
+        if hasattr(limit, name)
+    ]
+    default = "" if field.default is None else f", {field.default!r}"
+    allowed = f" (allowed: {' and '.join(bounds)})" if bounds else ""
+    return f"{allowed}; change it, or leave it out for the default{default}"
 
 
 def _short(value: object) -> str:
@@ -136,9 +155,9 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:60]}... of {len(text)} characters"
 
 
-def _fields_at(root: Any, loc: tuple[int | str, ...]) -> list[str]:
+def _at(root: Any, loc: tuple[int | str, ...]) -> Any:
+    """Return the section at that place, or None where there is none."""
     for part in loc:
-        root = root.model_fields[str(part)].annotation
-        if not hasattr(root, "model_fields"):
-            return []
-    return list(root.model_fields)
+        root = getattr(root, "model_fields", {}).get(str(part))
+        root = root.annotation if root is not None else None
+    return root

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from .algorithm import ClientId
 
+Measure = Literal["test_accuracy", "test_loss"]
 NOT_FINITE = "not finite"  # in the error of every reply or message with NaN or infinite values
 _DIVERGED = 20.0  # times the first loss
 _AS_BEFORE = 0.9  # times the first test loss: no better than an untrained model
-LINK_MBPS = 100.0  # for the simulated run time
 
 
 @dataclass
@@ -58,25 +58,33 @@ def as_json(value: Any) -> Any:
     return [as_json(item) for item in value] if isinstance(value, list) else value
 
 
-def rounds_to_target(records: Sequence[RoundRecord], accuracy: float) -> int | None:
-    """Return the first round whose test accuracy reaches `accuracy` (a fraction), or None."""
-    for record in records:
-        if record.test_accuracy is not None and record.test_accuracy >= accuracy:
-            return record.round
-    return None
+def rounds_to_target(
+    records: Sequence[RoundRecord], target: float, measure: Measure = "test_accuracy"
+) -> int | None:
+    """Return the first round that reaches an accuracy (a fraction) or gets down to a loss."""
+    return next((n for n, reached in _reached(records, target, measure) if reached), None)
 
 
-def holds_from(records: Sequence[RoundRecord], accuracy: float) -> int | None:
-    """Return the first round from which every evaluated accuracy reaches `accuracy`, or None."""
+def holds_from(
+    records: Sequence[RoundRecord], target: float, measure: Measure = "test_accuracy"
+) -> int | None:
+    """Return the first round from which every evaluated one reaches the target, or None."""
     start = None
-    for record in records:
-        if record.test_accuracy is None:
-            continue
-        if record.test_accuracy < accuracy:
+    for number, reached in _reached(records, target, measure):
+        if not reached:
             start = None
         elif start is None:
-            start = record.round
+            start = number
     return start
+
+
+def _reached(
+    records: Sequence[RoundRecord], target: float, measure: Measure
+) -> Iterator[tuple[int, bool]]:
+    for record in records:
+        value = getattr(record, measure)
+        if value is not None:
+            yield record.round, value >= target if measure == "test_accuracy" else value <= target
 
 
 def diverged_at(records: Sequence[RoundRecord], initial_loss: float | None = None) -> int | None:
@@ -106,14 +114,17 @@ def diverged_at(records: Sequence[RoundRecord], initial_loss: float | None = Non
     return next((number for number, _ in tested if number > low[-1]), None) if low else None
 
 
-def simulated_seconds(records: Sequence[RoundRecord], vector_bytes: int) -> float:
-    """SRT = Σ_t [τ_comp + τ_comm V(t)]: measured local work, and vectors over a 100 Mbit/s link."""
-    link_seconds = vector_bytes * 8 / (LINK_MBPS * 1e6)  # τ_comm
+def simulated_seconds(records: Sequence[RoundRecord], vector_bytes: int, link_mbps: float) -> float:
+    """SRT = Σ_t [τ_comp + τ_comm V(t)]: measured local work, and vectors over a link."""
+    link_seconds = vector_bytes * 8 / (link_mbps * 1e6)  # τ_comm
     return sum((r.client_seconds or 0.0) + link_seconds * r.vectors_per_client for r in records)
 
 
 def summarize(
-    records: Sequence[RoundRecord], vector_bytes: int, initial_loss: float | None = None
+    records: Sequence[RoundRecord],
+    vector_bytes: int,
+    initial_loss: float | None = None,
+    link_mbps: float = 100.0,
 ) -> dict[str, Any]:
     """Return the totals of a run; the keys of summary.json."""
     evaluated = [r for r in records if r.test_loss is not None]
@@ -132,8 +143,8 @@ def summarize(
         "downlink_vectors": sum(r.downlink_vectors for r in records),
         "gigabytes": sum(r.uplink_bytes + r.downlink_bytes for r in records) / 1e9,
         "vectors_per_client": [r.vectors_per_client for r in records],
-        "simulated_seconds": simulated_seconds(records, vector_bytes),
+        "simulated_seconds": simulated_seconds(records, vector_bytes, link_mbps),
         "diverged_at": diverged_at(records, initial_loss),
-        "link_mbps": LINK_MBPS,
+        "link_mbps": link_mbps,
         "seconds": sum(r.seconds for r in records),
     }

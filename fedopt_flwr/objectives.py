@@ -74,9 +74,8 @@ def batch_positions(
 
     Local steps walk through freshly shuffled passes and cut them into batches of exactly
     min(B, n_i). An epoch is cut into ⌈n_i/B⌉ batches whose sizes differ by at most one, so that no
-    batch of a single example is left over (batch norm cannot train on one; B = 2 and an odd n_i
-    leave one all the same). Where B is 0 or at
-    least n_i, every batch is the whole data in its own order.
+    batch of a single example is left over but for B = 2 and an odd n_i (see `single_values`).
+    Where B is 0 or at least n_i, every batch is the whole data in its own order.
     """
     if not 0 < batch_size < num_examples:
         whole = torch.arange(num_examples)
@@ -174,7 +173,9 @@ class ModelObjective:
             model.vector.copy_(y)
         model.gradient.zero_()
         inputs, targets = batch
-        loss = self._loss(model.module(inputs), targets)
+        with single_values(model.module) if self._batch_size == 1 else contextlib.nullcontext():
+            outputs = model.module(inputs)
+        loss = self._loss(outputs, targets)
         loss.backward()  # type: ignore[no-untyped-call]
         self._losses.append((loss.detach(), self._batch_size))
         return model.gradient
@@ -204,6 +205,30 @@ def _chunks(rows: Tensor) -> list[Tensor]:
 def client_seed(seed: int, client_id: int | str, round_number: int, purpose: str) -> int:
     """Return the seed of what a client draws for one purpose in one round."""
     return derive(seed, purpose, client_id, round_number)
+
+
+@contextlib.contextmanager
+def single_values(module: nn.Module) -> Iterator[None]:
+    """Have batch norm layers that meet one value a channel use their running statistics.
+
+    One value has no variance, so PyTorch refuses it; a client with a single example has no more.
+    """
+
+    def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if layer.training and inputs[0].numel() == inputs[0].shape[1]:
+            layer.eval()
+            switched.append(layer)
+
+    switched: list[nn.Module] = []
+    layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    hooks = [layer.register_forward_pre_hook(look) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for layer in switched:
+            layer.train()
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ _MAY_CHANGE = {  # how long one waits, what computes, what is kept
     "training.device",
     "output.directory",
     "output.checkpoint_every",
+    "output.link_mbps",
 }
 
 

@@ -206,7 +206,12 @@ class Run:
             "algorithm": strategy.rule.name,
             "hyperparameters": strategy.rule.model_dump(),
             "model_parameters": model.size,
-            **summarize(self._records, model.size * _FLOAT_BYTES, self._initial_loss),
+            **summarize(
+                self._records,
+                model.size * _FLOAT_BYTES,
+                self._initial_loss,
+                self._experiment.config.output.link_mbps,
+            ),
         }
         before = self._checkpoint.server.round if self._checkpoint else 0
         result = Result(vector, model.module, self._records, summary, before)

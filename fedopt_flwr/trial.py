@@ -148,6 +148,8 @@ def _take(data: ClientData, rows: Tensor, model: FlatModel, whom: str) -> tuple[
 def _call(field: str, function: Callable[[], _Result], seen: str, remedy: str) -> _Result:
     try:
         return function()
+    except torch.OutOfMemoryError:  # of the device, which says so itself
+        raise
     except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{field}: failed on {seen}: {text}; {remedy}") from error

@@ -180,10 +180,12 @@ def test_resume_goes_on_and_takes_no_other_configuration(tmp_path: Path) -> None
 def test_compare_ends_with_a_table_and_curves(tmp_path: Path) -> None:
     arguments = ["--algorithms", "padamfed,fedavg", "--set", "output.directory=out", *QUICK]
     step = ["--set", "fedavg.client_learning_rate=0.2"]
-    result = fedopt("compare", *arguments, *step, "--targets", "0.1", cwd=tmp_path)
+    goals = ["--targets", "0.1", "--loss-targets", "2.3"]
+    result = fedopt("compare", *arguments, *step, *goals, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     table = result.stdout[result.stdout.index("algorithm") :]
     assert "rounds to 10 %" in table
+    assert "rounds to loss 2.3" in table
     rows = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert [row["algorithm"] for row in rows] == ["padamfed", "fedavg"]
     assert rows[1]["hyperparameters"]["client_learning_rate"] == 0.2
@@ -192,6 +194,12 @@ def test_compare_ends_with_a_table_and_curves(tmp_path: Path) -> None:
         assert f"{row['final_test_accuracy']:.4f}" in table
         summary = json.loads((tmp_path / "out" / row["algorithm"] / "summary.json").read_text())
         assert summary["final_test_accuracy"] == row["final_test_accuracy"]
+        assert row["rounds_to"].keys() == row["holds_from"].keys() == {"0.1", "loss 2.3"}
+        lines = (tmp_path / "out" / row["algorithm"] / "rounds.jsonl").read_text().splitlines()
+        losses = {r["round"]: r["test_loss"] for r in map(json.loads, lines)}
+        assert row["rounds_to"]["loss 2.3"] == min(n for n, v in losses.items() if v <= 2.3)
+        above = [n for n, loss in losses.items() if loss > 2.3]
+        assert row["holds_from"]["loss 2.3"] == min(n for n in losses if n > max(above, default=-1))
     assert (tmp_path / "out" / "curves.png").is_file()
     refused(fedopt("compare", *arguments, cwd=tmp_path), "output.directory: 'out' is there")
 
@@ -294,6 +302,49 @@ def test_partition_prints_and_draws_the_histogram(tmp_path: Path) -> None:
     into = fedopt("partition", "--plot", "folder", cwd=tmp_path)
     refused(into, "--plot: cannot write 'folder': it is a folder; name a file")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "p.png", "run.toml"]
+    none = [f"data.partition.{key}" for key in ("min_examples=0", "concentration=0.01")]
+    options = [part for setting in none for part in ("--set", setting)]
+    result = fedopt("partition", "--plot", "p.png", *options, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert any(line.split()[1:] == ["0", *"·" * 10] for line in result.stdout.splitlines())
+
+
+def test_a_metric_of_ones_own_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def error(outputs, targets):\n    return 0.125\n")
+    own = ["--set", "model.metric=own:error", "--algorithms", "fedavg", *QUICK]
+    result = fedopt("compare", *own, "--set", "output.directory=out", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "metric 0.1250  ETA" in result.stdout
+    header, row = (
+        [cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")]
+        for line in result.stdout.splitlines()
+        if "algorithm" in line or "│ fedavg" in line
+    )
+    assert (header[1], row[1]) == ("metric", "0.1250")
+
+
+def test_help_shows_sections_in_brackets(tmp_path: Path) -> None:
+    shown = " ".join(fedopt("compare", "--help", cwd=tmp_path).stdout.split())
+    assert "the file's [algorithm] belong to the rule that it names" in shown
+    assert "those in [rules.NAME] to the rule NAME" in shown
+
+
+def test_a_run_may_be_shown_from_a_thread() -> None:
+    """Flower's local simulation runs a ServerApp so, where no signal can be handled."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from fedopt_flwr.cli.show import RunDisplay
+
+    def show() -> bool:
+        with RunDisplay():
+            return True
+
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(show).result()
+    with RunDisplay():
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_doctor_reports_and_its_code_says_whether_a_run_would_start(tmp_path: Path) -> None:

@@ -106,6 +106,38 @@ def test_all_problems_are_reported_together() -> None:
     assert any("federations: unknown" in line and "'federation'?" in line for line in found)
 
 
+def test_fields_that_do_not_fit_together_speak_up_beside_other_problems() -> None:
+    sizes = ["clients_per_round=99", "foo=1", "sampler=all"]
+    work = ["local_steps=1", "local_epochs=1", "device=gpu"]
+    ranges = ["data.partition.examples_per_client=[9,3]", "data.partition.shape=[0, 1]"]
+    found = problems(
+        [*(f"federation.{s}" for s in sizes), *(f"training.{s}" for s in work), *ranges]
+    )
+    fields = {line.partition(":")[0] for line in found}
+    assert fields == {
+        *("federation.clients_per_round", "federation.foo", "federation.sampler"),
+        *("training.local_epochs", "training.device"),
+        *("data.partition.examples_per_client", "data.partition.shape.0"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "remedy"),
+    [
+        ("training.batch_size=-1", "(allowed: >= 0 and <= 1000000000)*the default, 32"),
+        ("algorithm.momentum=1.5", "(allowed: >= 0 and <= 1); change it, or leave it out"),
+        ("federation.sampler=all", "'clustered'; change it*the default, 'uniform'"),
+        ("federation.num_clients=0", "change it, or leave it out for the default, 20"),
+        ("rules.fedprox.proximal_strength=-1", "(allowed: >= 0)*the default, 0.01"),
+    ],
+)
+def test_what_is_allowed_and_what_to_do_is_said(setting: str, remedy: str) -> None:
+    (line,) = problems([setting])
+    parts = remedy.split("*")
+    assert parts[0] in line
+    assert parts[-1] in line
+
+
 @pytest.mark.parametrize(
     ("setting", "text"),
     [

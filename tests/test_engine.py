@@ -221,8 +221,16 @@ def test_targets_and_simulated_time_are_computed_from_the_records() -> None:
     assert holds_from(records, 0.9) == 5
     assert rounds_to_target(records, 0.99) is None
     assert holds_from(records, 0.99) is None
+    for item, loss in zip(records, [2.0, 0.5, None, 0.7, 0.4, 0.5], strict=True):
+        item.test_loss = loss
+    assert rounds_to_target(records, 0.5, "test_loss") == 2
+    assert holds_from(records, 0.5, "test_loss") == 5
+    assert rounds_to_target(records, 0.1, "test_loss") is None
     summary = summarize(records, vector_bytes=12_500_000)  # one second on 100 Mbit/s
     assert summary["simulated_seconds"] == pytest.approx(6 * (0.5 + 3 * 1.0))
+    faster = summarize(records, vector_bytes=12_500_000, link_mbps=1000)
+    assert faster["simulated_seconds"] == pytest.approx(6 * (0.5 + 3 * 0.1))
+    assert faster["link_mbps"] == 1000
     assert summary["gigabytes"] == pytest.approx(360e-9)
     assert summary["vectors_per_client"] == [3.0] * 6
 

@@ -111,7 +111,8 @@ def test_ray_gives_the_same_bits_as_one_process(processes: Processes, rule: str)
 class SuperLink:
     """A SuperLink and three SuperNodes on free ports, with a Flower home of their own.
 
-    Under the isolation "process" they start no apps: a SuperExec beside each of them does.
+    Under the isolation "process" they start no apps: a SuperExec beside each of them does. As
+    "simulation" it is what `flwr run` starts on its own: there the three nodes are Ray's.
     """
 
     def __init__(self, folder: Path, isolation: str) -> None:
@@ -132,11 +133,12 @@ class SuperLink:
             *("flower-superlink", "--insecure", "--host", "127.0.0.1"),
             *("--port", self._control, "--fleet-api-address", f"127.0.0.1:{self._fleet}"),
             *("--health-server-address", f"127.0.0.1:{health}"),
-            *("--disable-runtime-dependency-installation", "--isolation", isolation),
+            "--disable-runtime-dependency-installation",
+            *(["--simulation"] if isolation == "simulation" else ["--isolation", isolation]),
         )
         self._start_executor("link", self._control)
         wait_until(lambda: self._answers(), lambda: (folder / "superlink.log").read_text())
-        for number in range(3):
+        for number in range(0 if isolation == "simulation" else 3):
             self.start_node(number)
 
     def _start(self, name: str, *command: object) -> subprocess.Popen[bytes]:
@@ -184,7 +186,11 @@ class SuperLink:
         self.nodes[number].wait()
 
     def run(self, run_config: str) -> subprocess.CompletedProcess[str]:
-        return self._flwr("run", str(ROOT), "here", "--stream", "--run-config", run_config)
+        nodes = "num-supernodes=3 client-resources-num-cpus=1"
+        simulated = self._isolation == "simulation"
+        options = ["--federation-config", nodes] if simulated else []
+        command = ["run", str(ROOT), "here", "--stream", *options, "--run-config", run_config]
+        return self._flwr(*command)
 
     def close(self) -> None:
         for process in [*self._executors, *self.nodes.values(), self._link]:
@@ -204,10 +210,10 @@ def superlink(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SuperL
 @pytest.mark.filterwarnings("ignore:algorithm.momentum")
 @pytest.mark.parametrize(
     ("superlink", "rules"),
-    [("subprocess", RULES), ("process", ["padamfed"])],
+    [("subprocess", RULES), ("process", ["padamfed"]), ("simulation", ["scaffold_m"])],
     indirect=["superlink"],
 )
-def test_a_superlink_with_three_supernodes_gives_the_same_bits(
+def test_flwr_run_with_three_supernodes_gives_the_same_bits(
     superlink: SuperLink, rules: Sequence[str]
 ) -> None:
     for rule in rules:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import RecordDict
+from flwr.server import Server, SimpleClientManager
 from flwr.server.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -17,17 +19,23 @@ from flwr.server.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
     Strategy,
 )
-from helpers import as_datasets, linear_model, softmax_clients
+from helpers import CLASSES, FEATURES, as_datasets, linear_model, softmax_clients
+from torch import nn
+from torch.utils.data import Subset
 
 from fedopt_flwr import ConfigError, RunError, clients, simulate, strategies
 from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.data import as_client_data
+from fedopt_flwr.engines.foreign import ForeignProxy
 from fedopt_flwr.engines.in_process import run_in_process
 from fedopt_flwr.flower import MemoryStates
 from fedopt_flwr.flower.app_client import AppClient
+from fedopt_flwr.metrics import RoundRecord
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
 DATA = as_datasets(softmax_clients([9, 14, 6]))
 SIZES = {"num_clients": 3, "clients_per_round": 2, "num_rounds": 4}
+SIZES_OF_1 = dict.fromkeys(SIZES, 1)
 NAMES = {rule.__name__: name for name, rule in ALGORITHMS.items()}
 
 
@@ -185,3 +193,98 @@ def test_a_wrapper_that_leaves_the_arrays_alone_works() -> None:
     run(wrapped, make_clients(clients.FedAvgClient, contexts()))  # type: ignore[arg-type]
     assert wrapped.calls.count("aggregate_fit") == 4
     assert len(strategy.rounds) == 4
+
+
+def test_clients_that_share_a_module_do_not_begin_with_each_others_buffers() -> None:
+    """As with a model at the top of an app's module, which simulation gives to every client."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(FEATURES, 2), nn.BatchNorm1d(2), nn.Linear(2, CLASSES))
+
+    class Fresh(clients.FedAvgClient):
+        make: ClassVar[Callable[[], nn.Module]]
+
+        def fit(self, parameters: Any, config: Any) -> Any:
+            again = clients.FedAvgClient(
+                type(self).make(), DATA[self.client_id], context=self._context, device="cpu"
+            )
+            return again.fit(parameters, config)
+
+    found, one = [], model()
+    for make in (model, lambda: one):
+        nodes, Fresh.make = contexts(), staticmethod(make)
+        sizes = SIZES | {"clients_per_round": 3, "num_rounds": 1}
+        strategy = strategies.FedAvg(model(), **sizes, buffers="local")
+        pairs = zip(DATA, nodes, strict=True)
+        run(strategy, [Fresh(make(), d, context=n, device="cpu") for d, n in pairs], rounds=1)
+        records = [next(iter(node.state.array_records.values())) for node in nodes]
+        found.append([record["buffers.float32"].numpy().tolist() for record in records])
+    assert found[0] == found[1]
+
+
+def test_a_client_with_other_data_than_at_the_start_is_not_counted_and_c_stays_the_mean() -> None:
+    """Under local epochs K_i follows from n_i, and the server's c_i from K_i."""
+    nodes = contexts()
+    members = make_clients(clients.ScaffoldClient, nodes)
+    whole, few = members[0].data, as_client_data(Subset(DATA[0], range(3)))
+
+    def swap(record: RoundRecord) -> None:
+        members[0].data = few if record.round == 2 else whole
+
+    strategy = strategies.Scaffold(
+        linear_model(),
+        **SIZES | {"clients_per_round": 3, "num_rounds": 5},
+        local_epochs=1,
+        batch_size=3,
+        on_round=swap,
+    )
+    run(strategy, members, rounds=5)
+    errors = [(r.round, e["client"], e["error"]) for r in strategy.rounds for e in r.errors]
+    text = "took 1 local steps; with the examples that it had at the start it takes 3; give it"
+    assert [(number, client) for number, client, _ in errors] == [(3, 0)]
+    assert text in errors[0][2]
+    own = []
+    for client, node in enumerate(nodes):
+        version = strategy.versions[client]
+        (key,) = [k for k in node.state.array_records if k.endswith(f"/{client}/{version}")]
+        own.append(node.state.array_records[key]["control_variate"].numpy())
+    c = strategy.state["control_variate"].numpy()
+    np.testing.assert_allclose(c, np.mean(own, axis=0), atol=1e-6)
+
+
+class Mute(ForeignProxy):
+    """A connection that never says who it is, and hears how long it is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__("mute", None)  # type: ignore[arg-type]
+        self.patience: list[float | None] = []
+
+    def get_properties(self, ins: Any, timeout: float | None, group_id: int | None) -> NoReturn:
+        self.patience.append(timeout)
+        raise RuntimeError("the node went away")
+
+
+@pytest.mark.filterwarnings("ignore:connection mute")
+def test_a_connection_that_does_not_introduce_itself_ends_no_run_that_has_begun() -> None:
+    manager, mute = SimpleClientManager(), Mute()
+    for number, member in enumerate(make_clients(clients.FedAvgClient, contexts())):
+        manager.register(ForeignProxy(str(number), member.to_client()))
+
+    def join(record: RoundRecord) -> None:
+        if record.round == 2:
+            manager.register(mute)
+
+    sizes = SIZES | {"num_rounds": 5}
+    strategy = strategies.FedAvg(linear_model(), **sizes, start_timeout=7.0, on_round=join)
+    server = Server(client_manager=manager, strategy=strategy)
+    server.set_max_workers(1)
+    server.fit(5, None)
+    assert [(r.round, r.failures) for r in strategy.rounds] == [(i, 0) for i in range(1, 6)]
+    assert set(mute.patience) == {7.0}
+
+    again = SimpleClientManager()
+    again.register(mute)
+    server = Server(client_manager=again, strategy=strategies.FedAvg(linear_model(), **SIZES_OF_1))
+    with pytest.raises(RunError, match="did not tell its client id: the node went away; mend"):
+        server.fit(1, None)

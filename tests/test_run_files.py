@@ -133,6 +133,27 @@ def test_outputs_hold_what_the_result_holds(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").glob("*.unfinished"))
 
 
+def test_tensors_in_any_order_of_memory_are_written(tmp_path: Path) -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = linear_model()
+            self.frozen = nn.Parameter(torch.arange(16.0).reshape(4, 4).t(), requires_grad=False)
+            self.register_buffer("mixing", torch.eye(4)[[1, 2, 3, 0]].t())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x @ self.mixing + 0 * self.frozen.sum())
+
+    datasets = as_datasets(softmax_clients([6, 6, 6]))
+    settings = config("fedavg", tmp_path / "run")
+    settings["output"] = {"directory": str(tmp_path / "run"), "checkpoint_every": 1}
+    settings["federation"] |= {"num_clients": 3, "clients_per_round": 2}
+    simulate(settings, model=Mixed, client_data=datasets)
+    written = load_file(tmp_path / "run" / "model.safetensors")
+    assert written["frozen"].tolist() == torch.arange(16.0).reshape(4, 4).t().tolist()
+    assert written["mixing"].tolist() == torch.eye(4)[[1, 2, 3, 0]].t().tolist()
+
+
 def test_the_model_file_of_two_runs_is_the_same_whatever_the_folder(tmp_path: Path) -> None:
     for folder in ("a", "b/c"):
         simulate(config("fedavg", tmp_path / folder))

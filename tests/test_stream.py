@@ -222,6 +222,25 @@ def test_a_peer_that_is_no_fedopt_client_hears_what_is_missing(tmp_path: Path) -
         server.result()
 
 
+def test_an_introduction_that_cannot_be_read_gives_the_place_back(tmp_path: Path) -> None:
+    name = "/flwr.proto.FlowerService/Join"
+    sent, metadata = threading.Event(), ((CLAIM_KEY, Claim(1).to_bytes()),)
+
+    def messages() -> Iterator[bytes]:
+        yield b"\xff\xfe\xfd"
+        sent.wait(20)
+
+    with ServerThread(make_config()) as server:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            call = channel.stream_stream(name)(messages(), metadata=metadata)
+            said = server.said.wait_for("client 1: refused")
+            assert "its introduction cannot be read: DecodeError" in said
+            list(call)  # the server ends the stream
+            sent.set()
+        hosted_clients(server, [0, 1, 2], tmp_path)
+        assert server.result().rounds[-1].clients == [0, 1, 2]
+
+
 def test_messages_that_nobody_asked_for_stay_outside_the_servers_memory(tmp_path: Path) -> None:
     """A client that floods the server is asked once; the rest waits in the network's buffers."""
     facts = GetPropertiesRes(Status(Code.OK, ""), {"client_id": 0, "num_examples": 5})

@@ -15,8 +15,11 @@ from torch.nn import functional
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fedopt_flwr import ConfigError, DataError, RunConfig, simulate
+from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.data import as_client_data
 from fedopt_flwr.errors import FedoptWarning
+from fedopt_flwr.objectives import ModelObjective
+from fedopt_flwr.vectors import FlatModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
 
@@ -204,3 +207,63 @@ def test_gradients_are_taken_under_no_grad() -> None:
     with torch.no_grad():
         result = simulate(settings(), model=linear_model, client_data=three())
     assert result.summary["failures"] == 0
+
+
+def flat_batch_norm() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
+
+
+def test_one_example_trains_under_batch_norm_with_the_running_statistics() -> None:
+    """PyTorch refuses one value a channel; others of the same layer are normalised as ever."""
+    (data,) = as_datasets(softmax_clients([1]))
+    model, loss = FlatModel(flat_batch_norm()), functional.cross_entropy
+    before = model.read_buffers()["buffers.float32"]
+    objective = ModelObjective(model, loss, as_client_data(data), [torch.tensor([0])])
+    (batch,) = list(objective.batches())
+    gradient = objective.gradient(model.vector.clone(), batch).clone()
+    plain = flat_batch_norm().eval()
+    loss(plain(data.tensors[0]), data.tensors[1]).backward()
+    expected = torch.cat([p.grad.reshape(-1) for p in plain.parameters() if p.grad is not None])
+    torch.testing.assert_close(gradient, expected)
+    assert torch.equal(model.read_buffers()["buffers.float32"], before)
+    assert all(layer.training for layer in model.module.modules())
+    assert not model.module[1]._forward_pre_hooks
+
+
+def test_one_example_with_many_values_a_channel_is_normalised_by_them() -> None:
+    data = as_client_data(TensorDataset(torch.randn(1, 2, 3, 3), torch.zeros(1).long()))
+    model = FlatModel(nn.Sequential(nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(18, CLASSES)))
+    objective = ModelObjective(model, functional.cross_entropy, data, [torch.tensor([0])])
+    (batch,) = list(objective.batches())
+    objective.gradient(model.vector.clone(), batch)
+    mean = batch[0].mean(dim=(0, 2, 3))
+    torch.testing.assert_close(model.module[0].running_mean, 0.1 * mean)
+
+
+@pytest.mark.parametrize("work", [{"local_steps": 2}, {"local_epochs": 1, "batch_size": 2}])
+def test_no_client_fails_for_a_single_example_under_batch_norm(work: dict[str, int]) -> None:
+    data = as_datasets(softmax_clients([9, 1, 5]))
+    own = settings(training=work)
+    result = simulate(own, model=flat_batch_norm, client_data=data)
+    assert [r.failures for r in result.rounds] == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "mb_storm"])
+def test_batch_norm_describes_the_model_that_the_client_trained_last(name: str) -> None:
+    """Not x⁻, where mb_storm takes a second gradient."""
+    model = FlatModel(flat_batch_norm())
+    x = model.vector.clone()
+    shifted = x.clone()
+    shifted[FEATURES * 4 : FEATURES * 4 + 4] += 10.0  # the bias before batch norm
+    (data,) = as_datasets(softmax_clients([16]))
+    positions = [torch.arange(16)] * 60  # at momentum 0.1 what was before counts 0.2 %
+    client = as_client_data(data)
+    objective = ModelObjective(model, functional.cross_entropy, client, positions)
+    zeros = torch.zeros_like(x)
+    sent = {"model": x, "previous_model": shifted, "direction": zeros}
+    rule = ALGORITHMS[name](client_learning_rate=1e-6)
+    rule.client_update(sent, dict.fromkeys(rule.client_state, zeros), objective)
+    weight, bias = x[: FEATURES * 4].view(4, FEATURES), x[FEATURES * 4 : FEATURES * 4 + 4]
+    mean = (data.tensors[0] @ weight.T + bias).mean(dim=0)
+    torch.testing.assert_close(model.module[1].running_mean, mean, atol=0.05, rtol=0)

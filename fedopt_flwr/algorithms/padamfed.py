@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TINY = 1.1754943508222875e-38  # smallest normal float32: 0/_TINY is 0, so u = 0 moves nothing
+_LEAST_EXPONENT = -126  # of that number
 
 
 class PAdaMFed(ControlVariateRule):
@@ -106,11 +107,15 @@ class PAdaMFed(ControlVariateRule):
         return upload, {"control_variate": c_i + change}
 
     def move(self, y: Tensor, u: Tensor) -> None:
-        """y ← y − ηu/‖u‖, in place."""
+        """y ← y − ηu/‖u‖, in place; u is overwritten."""
         import torch
 
         eta = self.client_learning_rate or 0.0
         if self.normalize:
+            # float32 squares vanish below 1e-20 and overflow above 1e19; powers of 2 scale exactly
+            largest = torch.maximum(u.amax(-1, keepdim=True), -u.amin(-1, keepdim=True))
+            exponent = torch.frexp(largest).exponent.clamp_(min=_LEAST_EXPONENT)
+            u.mul_(torch.ldexp(torch.ones_like(largest), -exponent))
             norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
             y.addcdiv_(u, norm.clamp_(min=_TINY), value=-eta)
         else:

@@ -74,16 +74,19 @@ class PAdaMFedVR(PAdaMFed):
         )
         y, beta = x.clone(), self.beta
         offset = received["direction"].sub(c_i, alpha=beta)  # d − βc_i, the same at every step
-        gradient_sum, u_sum = y.new_zeros(y.shape), y.new_zeros(y.shape)
+        gradient_sum = y.new_zeros(y.shape)
+        u_sum = y.new_zeros(y.shape) if self.momentum_rule == "proved" else None
         for batch in objective.batches():
             u = offset.sub(objective.gradient(x_prev, batch), alpha=1 - beta)
             gradient = objective.gradient(y, batch)
             gradient_sum.add_(gradient)
-            u_sum.add_(u.add_(gradient))
+            u.add_(gradient)
+            if u_sum is not None:
+                u_sum.add_(u)
             self.move(y, u)
         change = gradient_sum.div_(objective.num_steps).sub_(c_i)
         upload = {"delta": y - x, "control_variate_change": change}
-        if self.momentum_rule == "proved":
+        if u_sum is not None:
             upload["mean_direction"] = u_sum.div_(objective.num_steps)
         return upload, {"control_variate": c_i + change}
 

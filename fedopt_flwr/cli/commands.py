@@ -103,17 +103,20 @@ def compare(
     targets: Annotated[
         str, typer.Option(help="Accuracies whose first round is shown, with commas.")
     ] = "0.8,0.9",
+    loss_targets: Annotated[
+        str, typer.Option(help="Test losses whose first round is shown, with commas.")
+    ] = "",
     seeds: Annotated[
         str, typer.Option(help="Run with each of these seeds, with commas; means are shown.")
     ] = "",
 ) -> None:
     """Run several rules on one configuration, one after another: a table and curves.
 
-    The hyperparameters in the file's [algorithm] belong to the rule that it names, those in
-    [rules.NAME] to the rule NAME; --set algorithm.KEY=VALUE goes to every rule that has that key,
+    The hyperparameters in the file's \\[algorithm] belong to the rule that it names, those in
+    \\[rules.NAME] to the rule NAME; --set algorithm.KEY=VALUE goes to every rule that has that key,
     --set NAME.KEY=VALUE to one rule. --algorithms padamfed,padamfed:momentum=1 runs one rule twice.
     """
-    from .comparison import run_comparison
+    from .comparison import Targets, run_comparison
 
     labels = [label.strip() for label in algorithms.split(",")]
     if algorithms == "all":
@@ -124,9 +127,10 @@ def compare(
             raise ConfigError(unknown_name("--algorithms", name, ALGORITHMS))
     if len(set(labels)) < len(labels):
         raise ConfigError(f"--algorithms: got {algorithms!r}; name each rule once")
-    run_comparison(
-        config, labels, algorithm, settings or [], workers, _fractions(targets), _seeds(seeds)
+    wanted = Targets(
+        _numbers("--targets", targets, largest=1), _numbers("--loss-targets", loss_targets)
     )
+    run_comparison(config, labels, algorithm, settings or [], workers, wanted, _seeds(seeds))
 
 
 @app.command("algorithms")
@@ -188,7 +192,7 @@ def partition(
     from .show import print_label_counts
 
     data = load_federated_data(run_config)
-    if data.num_classes == 0 or min(int(c.targets().min()) for c in data.clients) < 0:
+    if data.num_classes == 0 or any((c.targets() < 0).any() for c in data.clients):
         raise ConfigError(f"data.name: {run_config.data.name!r} has no classes to count")
     counts = data.label_counts()
     print_label_counts(counts)
@@ -218,11 +222,13 @@ def _seeds(text: str) -> list[int]:
     return [int(part) for part in dict.fromkeys(parts)]
 
 
-def _fractions(text: str) -> list[float]:
+def _numbers(option: str, text: str, largest: float = 1e9) -> list[float]:
     try:
         values = [float(part) for part in text.split(",") if part.strip()]
     except ValueError:
         values = [-1.0]
-    if not all(0 < value <= 1 for value in values):
-        raise ConfigError(f"--targets: got {text!r}; must be numbers in (0, 1] with commas between")
+    if not all(0 < value <= largest for value in values):
+        raise ConfigError(
+            f"{option}: got {text!r}; must be numbers in (0, {largest:g}] with commas between"
+        )
     return values

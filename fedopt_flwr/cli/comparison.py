@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +17,7 @@ from ..config import RunConfig
 from ..data import load_federated_data
 from ..errors import ConfigError, RunError
 from ..experiment import Experiment
-from ..metrics import as_json, rounds_to_target
+from ..metrics import Measure, RoundRecord, as_json, holds_from, rounds_to_target
 from ..outputs import CURVES
 from ..plots import draw_curves
 from ..runs import Result
@@ -28,13 +29,40 @@ from .show import RunDisplay
 COMPARISON = "comparison.json"
 
 
+class Targets(NamedTuple):
+    """What a run should reach; in rows "0.9" is an accuracy and "loss 0.5" a test loss."""
+
+    accuracies: Sequence[float] = (0.8, 0.9)
+    losses: Sequence[float] = ()
+
+    def rounds(
+        self,
+        runs: list[Result],
+        first: Callable[[Sequence[RoundRecord], float, Measure], int | None],
+    ) -> dict[str, float | None]:
+        """Return the means over the runs of the round that `first` finds."""
+        measures: list[tuple[str, float, Measure]] = [
+            *((f"{value:g}", value, "test_accuracy") for value in self.accuracies),
+            *((f"loss {value:g}", value, "test_loss") for value in self.losses),
+        ]
+        return {
+            key: _mean([first(run.rounds, value, measure) for run in runs])
+            for key, value, measure in measures
+        }
+
+    @property
+    def headings(self) -> list[str]:
+        accuracies = [f"rounds to {100 * value:g} %" for value in self.accuracies]
+        return accuracies + [f"rounds to loss {value:g}" for value in self.losses]
+
+
 def run_comparison(
     path: Path | None,
     labels: list[str],
     algorithm: str | None,
     settings: list[str],
     workers: int,
-    targets: list[float],
+    targets: Targets,
     seeds: list[int],
 ) -> None:
     """Run every rule with every seed, print the table, write curves and comparison.json.
@@ -130,20 +158,25 @@ def _configs(
     return configs
 
 
-def result_row(name: str, runs: list[Result], targets: list[float]) -> dict[str, Any]:
+def result_row(name: str, runs: list[Result], targets: Targets) -> dict[str, Any]:
     """Return means over the seeds, and the standard deviation of the final accuracy."""
     summaries = [run.summary for run in runs]
     finals = [s["final_test_accuracy"] for s in summaries if s["final_test_accuracy"] is not None]
-    means = ("final_test_accuracy", "best_test_accuracy", "final_test_loss", "gigabytes")
+    means = (
+        "final_test_accuracy",
+        "final_test_metric",
+        "best_test_accuracy",
+        "final_test_loss",
+        "gigabytes",
+    )
     return {
         "algorithm": name,
         "seeds": len(runs),
         "hyperparameters": summaries[0]["hyperparameters"],
         **{key: _mean([s[key] for s in summaries]) for key in means},
         "accuracy_deviation": statistics.stdev(finals) if len(finals) > 1 else None,
-        "rounds_to": {
-            f"{t:g}": _mean([rounds_to_target(run.rounds, t) for run in runs]) for t in targets
-        },
+        "rounds_to": targets.rounds(runs, rounds_to_target),
+        "holds_from": targets.rounds(runs, holds_from),
         **{key: _mean([s[key] for s in summaries]) for key in ("simulated_seconds", "seconds")},
         "failures": sum(s["failures"] for s in summaries),
         "diverged_at": next((s["diverged_at"] for s in summaries if s["diverged_at"]), None),
@@ -156,14 +189,15 @@ def _mean(values: list[float | None]) -> float | None:
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
-def print_results(rows: list[dict[str, Any]], targets: list[float]) -> None:
-    headings = [f"rounds to {100 * t:g} %" for t in targets]
+def print_results(rows: list[dict[str, Any]], targets: Targets) -> None:
+    """Print the table; a metric of the user's own stands in the place of accuracy."""
+    has_accuracy = any(row["final_test_accuracy"] is not None for row in rows)
     columns = [
         "algorithm",
-        "accuracy",
+        "accuracy" if has_accuracy else "metric",
         "best",
         "test loss",
-        *headings,
+        *targets.headings,
         "GB",
         "SRT s",
         "seconds",
@@ -187,8 +221,8 @@ def print_results(rows: list[dict[str, Any]], targets: list[float]) -> None:
 
 
 def _final(row: dict[str, Any]) -> str:
-    accuracy, deviation = row["final_test_accuracy"], row["accuracy_deviation"]
-    text = "–" if accuracy is None else f"{accuracy:.4f}"
+    value, deviation = row["final_test_metric"], row["accuracy_deviation"]
+    text = "–" if value is None else f"{value:.4f}"
     if deviation is not None:
         text += f" ± {deviation:.4f}"
     return f"{text} (diverged)" if row["diverged_at"] else text

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _ROWS = 30  # clients in the live table
 _NAMED = 10  # missing clients that are named
-_TARGETS = [0.8, 0.9]
 
 
 class FederationDisplay(RunDisplay):
@@ -96,9 +95,10 @@ class FederationDisplay(RunDisplay):
 
     def print_result(self, result: Result, directory: Path | None) -> None:
         """Print the result as a table, and where the files are."""
-        from .comparison import print_results, result_row
+        from .comparison import Targets, print_results, result_row
 
-        print_results([result_row(result.summary["algorithm"], [result], _TARGETS)], _TARGETS)
+        row = result_row(result.summary["algorithm"], [result], Targets())
+        print_results([row], Targets())
         self._print_place(result, directory)
 
 

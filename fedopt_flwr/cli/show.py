@@ -174,10 +174,10 @@ class RunDisplay:
     def finish(self, result: Result, directory: Path | None) -> None:
         """Print the outcome and where the files are."""
         summary = result.summary
-        accuracy, loss = summary["final_test_accuracy"], summary["final_test_loss"]
+        loss = summary["final_test_loss"]
         parts = [
             f"test loss {loss:.4f}" if loss is not None else "no test data",
-            f"accuracy {accuracy:.4f}" if accuracy is not None else "",
+            _measured(summary["final_test_accuracy"], summary["final_test_metric"]),
             f"{summary['gigabytes']:.3g} GB",
             f"{summary['seconds']:.1f} s",
             f"{summary['failures']} failures" if summary["failures"] else "",
@@ -234,14 +234,19 @@ def print_label_counts(counts: np.ndarray) -> None:
     Console(width=width).print(table)
 
 
+def _measured(accuracy: float | None, metric: float | None) -> str:
+    if metric is None:
+        return ""
+    return f"{'metric' if accuracy is None else 'accuracy'} {metric:.4f}"
+
+
 def _state(record: RoundRecord) -> str:
     parts = []
     if record.train_loss is not None:
         parts.append(f"train loss {record.train_loss:.4f}")
     if record.test_loss is not None:
         parts.append(f"test loss {record.test_loss:.4f}")
-    if record.test_accuracy is not None:
-        parts.append(f"accuracy {record.test_accuracy:.4f}")
+    parts.append(_measured(record.test_accuracy, record.test_metric))
     if record.failures:
         parts.append(f"{record.failures} failed")
-    return "  ".join(parts)
+    return "  ".join(part for part in parts if part)
