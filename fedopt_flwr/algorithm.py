@@ -163,7 +163,7 @@ class Algorithm(BaseModel):
 
     def broadcast(self, state: ServerState) -> Arrays:
         """Return what travels down, by name."""
-        return {"model": state["model"]}
+        return {name: state[name] for name in self.broadcast_names}
 
     def client_update(
         self, received: Arrays, client_state: ClientState, objective: Objective
@@ -174,6 +174,12 @@ class Algorithm(BaseModel):
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         """Take in the replies of a round, which are sorted by client id and never empty."""
         raise TypeError(f"{type(self).__name__}: server_update is missing; a rule must define it")
+
+
+def divided(vector: Tensor, number: float) -> Tensor:
+    """Return vector / number, rounded alike on every device: a client's c_i and the server's c
+    follow from it. By a Python number CUDA does not divide but multiplies with 1/number."""
+    return vector / vector.new_full((), number)
 
 
 def weighted_sum(terms: Sequence[tuple[float, Tensor]]) -> Tensor:

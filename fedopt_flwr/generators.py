@@ -22,7 +22,10 @@ def kept(device: torch.device, seed: int | None = None) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
             if seed is not None:
-                torch.manual_seed(seed)
+                torch.default_generator.manual_seed(seed)  # manual_seed is for all devices
+                if device.type == "cuda":
+                    with torch.cuda.device(device):
+                        torch.cuda.manual_seed(seed)
                 random.seed(seed)
                 np.random.seed(seed % 2**32)  # noqa: NPY002
             yield

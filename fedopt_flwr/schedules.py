@@ -39,6 +39,8 @@ def changed_numbers(rule: Algorithm, of_round: Algorithm) -> dict[str, float]:
 
 def scheduled(rule: Rule, section: ScheduleSection, number: int, num_rounds: int) -> Rule:
     """Return the rule with the learning rates of round `number`."""
+    if section.is_constant:
+        return rule
     rates = {}
     for field, schedule in (
         ("client_learning_rate", section.client),
@@ -47,4 +49,4 @@ def scheduled(rule: Rule, section: ScheduleSection, number: int, num_rounds: int
         rate = getattr(rule, field, None)
         if rate is not None:
             rates[field] = rate * rate_factor(schedule, section, number, num_rounds)
-    return rule if section.is_constant else rule.model_copy(update=rates)
+    return rule.model_copy(update=rates)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field
 
-from ..algorithm import Arrays, ClientState, Plan, ServerState
+from ..algorithm import ClientState, Plan, ServerState
 from ..errors import ConfigError
 from ._control_variates import ControlVariateRule
 from .local_adam import LocalAdam
@@ -49,9 +49,6 @@ class TrackedAdamRule(ControlVariateRule, LocalAdam):
 
     def init_client(self, size: int) -> ClientState:
         return {**ControlVariateRule.init_client(self, size), **LocalAdam.init_client(self, size)}
-
-    def broadcast(self, state: ServerState) -> Arrays:
-        return {name: state[name] for name in self.broadcast_names}
 
     def moved(self, state: ServerState, delta: Tensor, change: Tensor) -> ServerState:
         """Return the state after Δ̄ and Σ_tracked p_i(c_i⁺ − c_i)."""

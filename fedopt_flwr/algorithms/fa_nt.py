@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from ..algorithm import Arrays, ClientState, Objective, Reply, ServerState, weighted_sum
+from ..algorithm import (
+    Arrays,
+    ClientState,
+    Objective,
+    Reply,
+    ServerState,
+    divided,
+    weighted_sum,
+)
 from ._tracked_adam import TrackedAdamRule
 from .local_adam import AdamMoments
 
@@ -58,4 +66,4 @@ class FANT(TrackedAdamRule):
 
     def _change(self, delta: Tensor, c: Tensor, num_steps: int) -> Tensor:
         """c_i⁺ − c_i = −Δ/(ηK_i) − c; client and server must round it alike."""
-        return delta.div(-self.client_learning_rate * num_steps).sub_(c)
+        return divided(delta, -self.client_learning_rate * num_steps).sub_(c)

@@ -50,9 +50,6 @@ class FedAvgWithMomentum(Algorithm):
     def init_server(self, x: Tensor, plan: Plan) -> ServerState:
         return ServerState(plan, {"model": x, "server_momentum": x.new_zeros(x.shape)})
 
-    def broadcast(self, state: ServerState) -> Arrays:
-        return {"model": state["model"], "server_momentum": state["server_momentum"]}
-
     def client_update(
         self, received: Arrays, client_state: ClientState, objective: Objective
     ) -> tuple[Arrays, ClientState]:

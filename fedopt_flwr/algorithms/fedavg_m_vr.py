@@ -69,9 +69,6 @@ class FedAvgWithMomentumVR(GradientStartRule):
             return self.model_copy(update={"previous_model": "same"})
         return self
 
-    def broadcast(self, state: ServerState) -> Arrays:
-        return {name: state[name] for name in self.broadcast_names}
-
     def server_start(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         return super().server_start(state, replies).replace(previous_model=state["model"])
 

@@ -49,9 +49,6 @@ class MBSTORM(GradientStartRule):
     def init_server(self, x: Tensor, plan: Plan) -> ServerState:
         return super().init_server(x, plan).replace(previous_model=x)
 
-    def broadcast(self, state: ServerState) -> Arrays:
-        return {name: state[name] for name in self.broadcast_names}
-
     def client_update(
         self, received: Arrays, client_state: ClientState, objective: Objective
     ) -> tuple[Arrays, ClientState]:

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field
 
-from ..algorithm import Arrays, ClientState, Objective, Plan, Reply, ServerState, weighted_sum
+from ..algorithm import (
+    Arrays,
+    ClientState,
+    Objective,
+    Plan,
+    Reply,
+    ServerState,
+    divided,
+    weighted_sum,
+)
 from ..errors import ConfigError
 from ._control_variates import ControlVariateRule
 
@@ -102,4 +111,5 @@ class Scaffold(ControlVariateRule):
 
     def _change(self, delta: Tensor, d: Tensor, num_steps: int) -> Tensor:
         """c_i⁺ − c_i = (−Δ/(ηK_i) − d)/β; client and server must round it alike."""
-        return delta.div(-self.client_learning_rate * num_steps).sub_(d).div_(self.beta)
+        mean_direction = divided(delta, -self.client_learning_rate * num_steps)
+        return divided(mean_direction.sub_(d), self.beta)

@@ -68,7 +68,13 @@ class TensorData:
     known_targets = targets
 
     def on_device(self, device: torch.device) -> TensorData:
-        return TensorData(self._inputs.to(device), self._labels.to(device), self._rows)
+        if device == self._inputs.device:
+            return self
+        if self._rows is None:
+            return TensorData(self._inputs.to(device), self._labels.to(device))
+        # its own rows alone: the shared tensors hold all clients' examples
+        inputs, labels = (tensor[self._rows] for tensor in (self._inputs, self._labels))
+        return TensorData(inputs.to(device), labels.to(device))
 
     def share(self, rows: Tensor) -> TensorData:
         own = rows if self._rows is None else self._rows[rows]

@@ -1,1 +1,1 @@
-"""Ways to run a federation: so far inside one process."""
+"""Ways to run a federation: in this process, on Flower's runtimes, over gRPC streams."""

@@ -38,7 +38,7 @@ class ClientStates(Protocol):
 
 
 class MemoryStates:
-    """States of all clients of one process, for as long as it lives.
+    """States of all clients of one process, for as long as it lives, in the host's memory.
 
     Tensors of pruned versions are written to again: the allocator would not find them a second use
     between longer-lived neighbours, and memory would grow from round to round.
@@ -56,6 +56,7 @@ class MemoryStates:
 
     def save(self, client_id: ClientId, version: int, state: ClientState) -> None:
         versions = self._states.setdefault(client_id, {})
+        state = {name: array.cpu() for name, array in state.items()}
         if self._spare:
             spare = self._spare.pop()
             state = {name: spare[name].copy_(array) for name, array in state.items()}

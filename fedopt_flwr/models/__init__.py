@@ -72,7 +72,9 @@ def seeded_module(
 
     Raises ConfigError, which begins with `what`, if it raises or returns no module.
     """
-    with torch.random.fork_rng(devices=[]):
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    every = range(torch.cuda.device_count()) if started else []
+    with torch.random.fork_rng(devices=every):
         torch.manual_seed(derive(seed, "model"))
         try:
             module = factory()
