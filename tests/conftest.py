@@ -22,6 +22,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("FLWR_HOME", str(tmp_path_factory.mktemp("flwr")))
 
 
+@pytest.fixture(autouse=True)
+def _on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is a GPU, only tests marked `cuda` use it: others compare bits of the CPU."""
+    if request.node.get_closest_marker("cuda") is None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # of the processes that a test starts
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
 @pytest.fixture
 def real_data() -> Path:
     """The folder with the real data sets, or a skip that says how to name it."""

@@ -10,7 +10,10 @@ import torch
 from fedopt_flwr import RunConfig, simulate
 from fedopt_flwr.experiment import Experiment
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold_m", "padamfed"])
@@ -22,12 +25,13 @@ def test_cuda_agrees_with_the_cpu_on_digits(name: str) -> None:
     assert abs(accuracies["cpu"] - accuracies["cuda"]) < 0.01
 
 
-def test_auto_takes_cuda_and_data_is_moved_once() -> None:
+def test_auto_takes_cuda_and_each_example_is_moved_once() -> None:
     experiment = Experiment(RunConfig())
     assert experiment.device.type == "cuda"
-    tensors = {id(client._inputs) for client in experiment.data.clients}
-    assert len(tensors) == 1
     assert experiment.model.vector.device.type == "cuda"
+    for client in experiment.data.clients:
+        assert client._inputs.device.type == "cuda"
+        assert len(client._inputs) == client.num_examples
 
 
 @pytest.mark.parametrize("name", ["fedavg", "padamfed"])
