@@ -162,7 +162,7 @@ class DataSection(_Section):
     name: str = "digits"
     partition: PartitionSection = PartitionSection()
     path: _Path | None = None  # $FEDOPT_DATA, else the user's cache
-    options: _Options = {}  # of `synthetic`, `emnist` and of the user's own loader
+    options: _Options = {}  # of `synthetic`, `emnist`, `npz` and of the user's own loader
 
 
 class ModelSection(_Section):
