@@ -49,6 +49,7 @@ class _Section(BaseModel):
         extra="forbid",
         allow_inf_nan=False,
         strict=True,
+        revalidate_instances="always",  # a section may come from model_copy, which checks nothing
         ser_json_inf_nan="constants",  # options of one's own code may hold them
     )
 

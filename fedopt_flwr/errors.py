@@ -133,9 +133,10 @@ def validation_problems(
 
 
 def _remedy(root: Any, loc: tuple[int | str, ...]) -> str:
-    """Name a field's range and its default, which is always a value that it may have."""
-    known = getattr(_at(root, loc[:-1]), "model_fields", {})
-    field = known.get(str(loc[-1])) if loc else None
+    """Name a field's range, as far as its own metadata hold it, and its default."""
+    keys = [part for part in loc if isinstance(part, str)]  # of a tuple, not of its items
+    known = getattr(_at(root, tuple(keys[:-1])), "model_fields", {})
+    field = known.get(keys[-1]) if keys else None
     if field is None:
         return ""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -145,9 +146,12 @@ def _remedy(root: Any, loc: tuple[int | str, ...]) -> str:
         for name, sign in signs.items()
         if hasattr(limit, name)
     ]
-    default = "" if field.default is None else f", {field.default!r}"
     allowed = f" (allowed: {' and '.join(bounds)})" if bounds else ""
-    return f"{allowed}; change it, or leave it out for the default{default}"
+    if field.is_required():
+        return f"{allowed}; give it another value"
+    default = field.get_default(call_default_factory=True, validated_data={})
+    shown = "" if default is None else f", {default!r}"
+    return f"{allowed}; change it, or leave it out for the default{shown}"
 
 
 def _short(value: object) -> str:

@@ -22,10 +22,12 @@ def kept(device: torch.device, seed: int | None = None) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
             if seed is not None:
-                torch.default_generator.manual_seed(seed)  # manual_seed is for all devices
-                if device.type == "cuda":
+                torch.default_generator.manual_seed(seed)
+                if device.type == "cuda":  # this one; manual_seed would be for all
                     with torch.cuda.device(device):
                         torch.cuda.manual_seed(seed)
+                elif device.type != "cpu":
+                    torch.manual_seed(seed)
                 random.seed(seed)
                 np.random.seed(seed % 2**32)  # noqa: NPY002
             yield

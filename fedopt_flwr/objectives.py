@@ -213,22 +213,25 @@ def single_values(module: nn.Module) -> Iterator[None]:
 
     One value has no variance, so PyTorch refuses it; a client with a single example has no more.
     """
-
-    def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if layer.training and inputs[0].numel() == inputs[0].shape[1]:
-            layer.eval()
-            switched.append(layer)
-
     switched: list[nn.Module] = []
+
+    def before(layer: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        values = args[0] if args else named["input"]
+        if layer.training and values.numel() == values.shape[1]:
+            switched.append(layer.eval())
+
+    def after(layer: nn.Module, *_: Any) -> None:
+        if switched and switched[-1] is layer:
+            switched.pop().train()
+
     layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    hooks = [layer.register_forward_pre_hook(look) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in layers]
+    hooks += [layer.register_forward_hook(after, always_call=True) for layer in layers]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
-        for layer in switched:
-            layer.train()
 
 
 @dataclass(frozen=True)
@@ -274,14 +277,20 @@ def evaluate(
     running statistics, which stay as they were.
     """
     chunks = evaluation_chunks(data)
-    losses, metrics = [], []  # read at the end: reading waits for the GPU
+    losses: list[Any] = []  # read at the end: reading waits for the GPU
+    metrics: list[Any] = []
     with evaluating(model, use_batch_statistics):
         for inputs, targets in data.batches(chunks, model.device):
             outputs = model.module(inputs)
-            losses.append(loss(outputs, targets))
+            losses.append(_own(loss(outputs, targets)))
             if metric is not None:
-                metrics.append(metric(outputs, targets))
+                metrics.append(_own(metric(outputs, targets)))
     return _mean(losses, chunks), (_mean(metrics, chunks) if metric is not None else None)
+
+
+def _own(value: Any) -> Any:
+    """A copy, as a function may return the same tensor for every batch."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _mean(values: list[Any], chunks: list[Tensor]) -> float:

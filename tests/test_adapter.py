@@ -77,6 +77,8 @@ FAULTS = {
     "too few": (lambda a, n, r: ([], n, r), "sent 0 arrays"),
     "name": (lambda a, n, r: (a, n, {**r, "arrays": "model"}), r"named \['model'\]"),
     "no report": (lambda a, n, r: (a, n, {"arrays": "delta"}), "lacks loss"),
+    "no steps": (lambda a, n, r: (a, n, {**r, "num_steps": None}), "lacks num_steps"),
+    "too few steps": (lambda a, n, r: (a, n, {**r, "num_steps": 1}), "took 1 local steps; with"),
     "exception": (raising, "the disk of this client is full"),
 }
 

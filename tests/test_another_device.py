@@ -8,14 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from apart import another_device, waits
 from helpers import CLASSES, FEATURES, as_datasets, linear_model, softmax_clients
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedopt_flwr import simulate
 from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.data.client_data import TensorData
+from fedopt_flwr.flower import MemoryStates
 from fedopt_flwr.runs import Result
+
+if torch.cuda.is_available():  # PyTorch takes one kind of accelerator at a time
+    pytest.skip("this machine has a GPU; test_cuda.py uses it", allow_module_level=True)
+from apart import another_device, waits
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
 DATA = as_datasets(softmax_clients([9, 14, 6, 11]))
@@ -118,3 +123,20 @@ def test_a_longer_round_waits_for_the_device_no_more_often(name: str, monkeypatc
         counts.append(dict(waits))
     assert counts[0] == counts[1]
     assert counts[0]["to the device"] > 0
+
+
+def test_a_process_moves_its_own_examples_and_keeps_states_in_host_memory() -> None:
+    shared = TensorData(torch.arange(20.0).reshape(10, 2), torch.arange(10))
+    own = shared.share(torch.tensor([7, 2, 5]))
+    with another_device() as device:
+        moved = own.on_device(device)
+        assert (moved._inputs.device, len(moved._inputs)) == (device, 3)
+        assert moved.targets().tolist() == [7, 2, 5]
+        assert moved.on_device(device) is moved
+        states = MemoryStates()
+        for version in (1, 2, 3):
+            states.save(0, version, {"control_variate": torch.ones(4, device=device)})
+            states.prune(0, {version})
+        kept = states.load(0, 3)["control_variate"]
+    assert (kept.device.type, kept.tolist()) == ("cpu", [1.0] * 4)
+    assert own.on_device(torch.device("cpu")) is own

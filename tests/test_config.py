@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field, ValidationError
 
 from fedopt_flwr import ConfigError, DataError, ModelError, RunConfig, simulate
+from fedopt_flwr.algorithms import FedAvg
+from fedopt_flwr.errors import validation_problems
 from fedopt_flwr.experiment import make_rule
 from fedopt_flwr.settings import apply_setting, as_setting
 
@@ -106,6 +109,16 @@ def test_all_problems_are_reported_together() -> None:
     assert any("federations: unknown" in line and "'federation'?" in line for line in found)
 
 
+def test_a_section_that_was_changed_as_an_object_is_checked_too() -> None:
+    config = RunConfig()
+    many = config.federation.model_copy(update={"clients_per_round": 99})
+    both = config.training.model_copy(update={"local_epochs": 2})
+    with pytest.raises(ConfigError) as caught:
+        RunConfig(federation=many, training=both)
+    assert len(caught.value.problems) == 2
+    assert RunConfig(federation=config.federation).to_dict() == config.to_dict()
+
+
 def test_fields_that_do_not_fit_together_speak_up_beside_other_problems() -> None:
     sizes = ["clients_per_round=99", "foo=1", "sampler=all"]
     work = ["local_steps=1", "local_epochs=1", "device=gpu"]
@@ -129,6 +142,7 @@ def test_fields_that_do_not_fit_together_speak_up_beside_other_problems() -> Non
         ("federation.sampler=all", "'clustered'; change it*the default, 'uniform'"),
         ("federation.num_clients=0", "change it, or leave it out for the default, 20"),
         ("rules.fedprox.proximal_strength=-1", "(allowed: >= 0)*the default, 0.01"),
+        ("data.partition.shape=[1]", "Field required; change it*the default, (2.0, 5.0)"),
     ],
 )
 def test_what_is_allowed_and_what_to_do_is_said(setting: str, remedy: str) -> None:
@@ -180,6 +194,21 @@ def test_bad_values_name_field_value_and_what_is_allowed(setting: str, text: str
 
     (line,) = problems([setting])
     assert text is None or re.search(text, line), line
+
+
+def test_a_field_without_a_default_is_asked_for() -> None:
+    class Strict(FedAvg):
+        name = "strict"
+        strength: float = Field(ge=0)
+        parts: list[int] = Field(default_factory=list)
+
+    with pytest.raises(ValidationError) as caught:
+        Strict(strength=-1.0, parts=5)
+    assert validation_problems(caught.value, Strict) == [
+        "strength: got -1.0; should be greater than or equal to 0 (allowed: >= 0); give it another "
+        "value",
+        "parts: got 5; should be a valid list; change it, or leave it out for the default, []",
+    ]
 
 
 def test_steps_and_epochs_exclude_each_other() -> None:

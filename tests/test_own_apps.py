@@ -223,6 +223,17 @@ def test_clients_that_share_a_module_do_not_begin_with_each_others_buffers() -> 
     assert found[0] == found[1]
 
 
+def test_buffers_that_the_user_puts_into_a_module_are_where_a_client_begins() -> None:
+    net = nn.Sequential(nn.Linear(FEATURES, 2), nn.BatchNorm1d(2), nn.Linear(2, CLASSES))
+    for mean in (0.0, 7.0):
+        net[1].running_mean.fill_(mean)
+        client = clients.FedAvgClient(net, DATA[0], client_id=0, device="cpu")
+        strategy = strategies.FedAvg(net, **SIZES_OF_1, buffers="local", batch_size=0)
+        run(strategy, [client], rounds=1)
+        (start,) = {float(v) for v in client._flat.initial_buffers["buffers.float32"][:2]}
+        assert start == mean
+
+
 def test_a_client_with_other_data_than_at_the_start_is_not_counted_and_c_stays_the_mean() -> None:
     """Under local epochs K_i follows from n_i, and the server's c_i from K_i."""
     nodes = contexts()

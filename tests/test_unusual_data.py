@@ -229,6 +229,42 @@ def test_one_example_trains_under_batch_norm_with_the_running_statistics() -> No
     assert torch.equal(model.read_buffers()["buffers.float32"], before)
     assert all(layer.training for layer in model.module.modules())
     assert not model.module[1]._forward_pre_hooks
+    assert not model.module[1]._forward_hooks
+
+
+def test_a_layer_is_looked_at_in_each_of_its_calls_by_position_and_by_keyword() -> None:
+    """The same layer sees one value a channel first and nine then: those count."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.last = nn.BatchNorm2d(2), nn.Linear(2, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            pooled = self.norm(input=x.mean(dim=(2, 3), keepdim=True))
+            return self.last((pooled + self.norm(x)).mean(dim=(2, 3)))
+
+    pictures = torch.randn(1, 2, 3, 3, generator=torch.Generator().manual_seed(0))
+    data = as_client_data(TensorDataset(pictures, torch.zeros(1).long()))
+    model = FlatModel(Twice())
+    objective = ModelObjective(model, functional.cross_entropy, data, [torch.tensor([0])])
+    (batch,) = list(objective.batches())
+    objective.gradient(model.vector.clone(), batch)
+    expected = 0.1 * pictures.mean(dim=(0, 2, 3))
+    torch.testing.assert_close(model.module.norm.running_mean, expected)
+
+
+def test_a_metric_may_return_the_same_tensor_for_every_batch() -> None:
+    kept = torch.zeros(())
+
+    def share(outputs: Tensor, targets: Tensor) -> Tensor:
+        return kept.copy_((outputs.argmax(dim=1) == targets).float().mean())
+
+    test = as_datasets(softmax_clients([1200]))[0]
+    own = settings(federation={"num_clients": 3, "clients_per_round": 3, "num_rounds": 1})
+    common = {"model": linear_model, "client_data": three(), "test_data": test}
+    expected = simulate(own, **common).rounds[-1].test_accuracy
+    assert simulate(own, metric=share, **common).rounds[-1].test_metric == expected
 
 
 def test_one_example_with_many_values_a_channel_is_normalised_by_them() -> None:

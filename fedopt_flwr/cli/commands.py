@@ -231,4 +231,4 @@ def _numbers(option: str, text: str, largest: float = 1e9) -> list[float]:
         raise ConfigError(
             f"{option}: got {text!r}; must be numbers in (0, {largest:g}] with commas between"
         )
-    return values
+    return list(dict.fromkeys(values))

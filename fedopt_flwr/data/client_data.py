@@ -50,11 +50,15 @@ class TensorData:
     def batches(
         self, positions: Sequence[Tensor], device: torch.device
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        rows = torch.cat(list(positions))
+        distinct = {id(chosen): chosen for chosen in positions}  # full batches are all the same
+        rows = torch.cat(list(distinct.values()))
         rows = rows if self._rows is None else self._rows[rows]
         # moved once, as every move waits until the GPU has done what it was given before
         moved = rows.to(self._inputs.device)
-        for batch in torch.split(moved, [len(chosen) for chosen in positions]):
+        parts = torch.split(moved, [len(chosen) for chosen in distinct.values()])
+        own = dict(zip(distinct, parts, strict=True))
+        for chosen in positions:
+            batch = own[id(chosen)]
             yield (
                 self._inputs.index_select(0, batch).to(device),
                 self._labels.index_select(0, batch).to(device),

@@ -58,10 +58,13 @@ class FederatedData:
         return 1 + largest
 
     def on_device(self, device: torch.device) -> FederatedData:
-        """Return the same data with in-memory tensors on `device`."""
+        """Return the same data with in-memory tensors on `device`, each moved once."""
+        if device.type == "cpu":
+            return self
+        moved: dict[tuple[int, int], TensorData] = {}
         return replace(
             self,
-            clients=[client.on_device(device) for client in self.clients],
+            clients=[_moved(client, device, moved) for client in self.clients],
             test=None if self.test is None else self.test.on_device(device),
         )
 
@@ -253,3 +256,14 @@ def _describe(clients: Sequence[ClientData], test: ClientData | None) -> Federat
             return FederatedData(list(clients), test, shape)
     raise_together(unreadable[:1])
     return FederatedData([], None, (), 0)
+
+
+def _moved(
+    client: ClientData, device: torch.device, moved: dict[tuple[int, int], TensorData]
+) -> ClientData:
+    if not isinstance(client, TensorData) or client._rows is None:
+        return client.on_device(device)
+    key = (id(client._inputs), id(client._labels))
+    if key not in moved:
+        moved[key] = TensorData(client._inputs, client._labels).on_device(device)
+    return moved[key].share(client._rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,8 +22,16 @@ from .client import FederatedClient, ModelPool
 from .messages import Instruction, Scalar
 from .state import ContextStates, DiskStates, MemoryStates
 
+
+class _Trace(NamedTuple):
+    """Buffers of a module before any client, and as the last client left them."""
+
+    first: dict[str, Tensor]
+    left: dict[str, Tensor]
+
+
 # Apps may give all their clients one module: what one leaves in it is not where others start.
-_INITIAL_BUFFERS: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
+_TRACES: WeakKeyDictionary[nn.Module, _Trace] = WeakKeyDictionary()
 
 
 class AppClient(FederatedClient):
@@ -52,8 +60,10 @@ class AppClient(FederatedClient):
         data = as_client_data(dataset).on_device(place)
         identity = _identity(client_id, context)
         require_examples({identity: data})
-        flat = FlatModel(model, place)
-        flat.initial_buffers = _INITIAL_BUFFERS.setdefault(model, flat.initial_buffers)
+        self._flat = flat = FlatModel(model, place)
+        trace = _TRACES.get(model)
+        if trace is not None and _equal(trace.left, flat.initial_buffers):
+            flat.initial_buffers = trace.first
         # made anew for every message, so what a trial would find out is taken for granted
         pool = ModelPool(
             [flat],
@@ -80,7 +90,25 @@ class AppClient(FederatedClient):
             self._states = DiskStates(Path(self._state_dir) / f"run-{told.run}")
         elif self._context is not None:
             self._states = ContextStates(self._context.state, told.run)
-        return super().fit(parameters, config)
+        try:
+            return super().fit(parameters, config)
+        finally:
+            self._leave_trace()
+
+    def evaluate(
+        self, parameters: list[np.ndarray], config: dict[str, Scalar]
+    ) -> tuple[float, int, dict[str, Scalar]]:
+        try:
+            return super().evaluate(parameters, config)
+        finally:
+            self._leave_trace()
+
+    def _leave_trace(self) -> None:
+        _TRACES[self._flat.module] = _Trace(self._flat.initial_buffers, self._flat.read_buffers())
+
+
+def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def _identity(client_id: ClientId | None, context: Context | None) -> ClientId:

@@ -36,6 +36,7 @@ class Members:
         self.while_waiting: Callable[[], None] = lambda: None  # may raise, to end the wait
         self._ids: dict[str, ClientId] = {}  # Flower's connection id -> client id
         self._proxies: dict[ClientId, ClientProxy] = {}
+        self._ask_again: dict[str, float] = {}  # when those that did not say who they are
         self.num_examples: dict[ClientId, int] = {}
         self.ids: list[ClientId] = []  # all N, in the order of `sorted_ids`
 
@@ -68,16 +69,24 @@ class Members:
     def refresh(self, manager: ClientManager) -> None:
         """Ask connections that are new; forget those that are gone.
 
-        Once all N are known, one that does not say who it is counts as away, and is asked again at
-        the next call; before, it is a RunError.
+        Once all N are known, one that does not say who it is counts as away, and is asked again
+        after `start_timeout`; before, it is a RunError.
         """
-        connected = dict(manager.all())
-        new = {cid: proxy for cid, proxy in connected.items() if cid not in self._ids}
+        connected, now = dict(manager.all()), time.monotonic()
+        new = {
+            cid: proxy
+            for cid, proxy in connected.items()
+            if cid not in self._ids and now >= self._ask_again.get(cid, now)
+        }
         for cid, answer in ask_all(new.items(), self._ask, self.max_workers).items():
             if isinstance(answer, Exception):
                 text = f"connection {cid}: did not tell its client id: {answer}"
                 if not self.ids:
-                    raise RunError(f"{text}; mend that client, or start without it")
+                    raise RunError(
+                        f"{text}; mend that client, start without it, or raise "
+                        "federation.start_timeout"
+                    )
+                self._ask_again[cid] = time.monotonic() + self._patience
                 warnings.warn(f"{text}; the run goes on without it", FedoptWarning, stacklevel=2)
                 continue
             self._ids[cid] = answer[0]

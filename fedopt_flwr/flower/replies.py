@@ -84,6 +84,8 @@ def _checked(
 
 def _require_steps(answer: FitRes, planned: int | None) -> None:
     taken = answer.metrics.get("num_steps")
+    if planned is not None and taken is None:
+        raise MessageError(f"report {dict(answer.metrics)} lacks num_steps")
     if planned is not None and taken != planned:
         raise MessageError(
             f"took {taken!r} local steps; with the examples that it had at the start it takes "
