@@ -177,101 +177,6 @@ def test_resume_goes_on_and_takes_no_other_configuration(tmp_path: Path) -> None
     )
 
 
-def test_compare_ends_with_a_table_and_curves(tmp_path: Path) -> None:
-    arguments = ["--algorithms", "padamfed,fedavg", "--set", "output.directory=out", *QUICK]
-    step = ["--set", "fedavg.client_learning_rate=0.2"]
-    goals = ["--targets", "0.1,0.10", "--loss-targets", "2.3"]
-    result = fedopt("compare", *arguments, *step, *goals, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    table = result.stdout[result.stdout.index("algorithm") :]
-    assert table.count("rounds to 10 %") == 1
-    assert "rounds to loss 2.3" in table
-    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert [row["algorithm"] for row in rows] == ["padamfed", "fedavg"]
-    assert rows[1]["hyperparameters"]["client_learning_rate"] == 0.2
-    assert rows[0]["hyperparameters"]["client_learning_rate"] == pytest.approx(0.05)
-    for row in rows:
-        assert f"{row['final_test_accuracy']:.4f}" in table
-        summary = json.loads((tmp_path / "out" / row["algorithm"] / "summary.json").read_text())
-        assert summary["final_test_accuracy"] == row["final_test_accuracy"]
-        assert row["rounds_to"].keys() == row["holds_from"].keys() == {"0.1", "loss 2.3"}
-        lines = (tmp_path / "out" / row["algorithm"] / "rounds.jsonl").read_text().splitlines()
-        losses = {r["round"]: r["test_loss"] for r in map(json.loads, lines)}
-        assert row["rounds_to"]["loss 2.3"] == min(n for n, v in losses.items() if v <= 2.3)
-        above = [n for n, loss in losses.items() if loss > 2.3]
-        assert row["holds_from"]["loss 2.3"] == min(n for n in losses if n > max(above, default=-1))
-    assert (tmp_path / "out" / "curves.png").is_file()
-    refused(fedopt("compare", *arguments, cwd=tmp_path), "output.directory: 'out' is there")
-
-
-@pytest.mark.slow
-def test_compare_over_seeds_and_variants_with_rates_from_the_file(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(
-        "[federation]\nnum_rounds = 2\n[model]\noptions = {hidden = [4]}\n"
-        "[rules]\nfedavg = {client_learning_rate = 0.3}\nfedprox = {proximal_strength = 0.4}\n"
-        '[output]\ndirectory = "out"\n'
-    )
-    labels = "fedavg,fedavg:server_learning_rate=0.5,fedprox"
-    result = fedopt("compare", "run.toml", "--algorithms", labels, "--seeds", "3,4", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert [row["algorithm"] for row in rows] == labels.split(",")
-    assert [row["seeds"] for row in rows] == [2, 2, 2]
-    used = [row["hyperparameters"] for row in rows]
-    assert [h["client_learning_rate"] for h in used] == [0.3, 0.3, 0.05]
-    assert [h["server_learning_rate"] for h in used] == [1.0, 0.5, 1.0]
-    assert used[2]["proximal_strength"] == 0.4
-    finals = [
-        json.loads((tmp_path / "out" / f"fedavg-seed{seed}" / "summary.json").read_text())[
-            "final_test_accuracy"
-        ]
-        for seed in (3, 4)
-    ]
-    assert rows[0]["final_test_accuracy"] == pytest.approx(sum(finals) / 2)
-    deviation = abs(finals[0] - finals[1]) / 2**0.5
-    assert rows[0]["accuracy_deviation"] == pytest.approx(deviation)
-    assert f"± {deviation:.4f}" in result.stdout
-    refused(fedopt("compare", "--seeds", "0,x", cwd=tmp_path), "--seeds: got '0,x'")
-    wrong = fedopt("simulate", "--set", "rules.fedagv.momentum=1", cwd=tmp_path)
-    refused(wrong, "rules: unknown 'fedagv'; did you mean 'fedavg'?")
-
-
-@pytest.mark.slow
-def test_compare_gives_shared_hyperparameters_only_to_rules_that_have_them(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(
-        '[algorithm]\nname = "fedprox"\nproximal_strength = 0.5\n'
-        "[federation]\nnum_rounds = 1\n[model]\noptions = {hidden = [4]}\n"
-    )
-    arguments = [
-        "run.toml",
-        "--algorithms",
-        "fedavg,fedprox,fedavg_m",
-        "--set",
-        "output.directory=out",
-    ]
-    result = fedopt("compare", *arguments, "--set", "algorithm.momentum=0.7", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    rows = {
-        r["algorithm"]: r["hyperparameters"]
-        for r in json.loads((tmp_path / "out" / "comparison.json").read_text())
-    }
-    assert rows["fedavg_m"]["momentum"] == 0.7
-    assert rows["fedprox"]["proximal_strength"] == 0.5
-    assert "momentum" not in rows["fedavg"]
-    for bad, text in (
-        (["--algorithms", "fedavg,fedavk"], "did you mean 'fedavg'?"),
-        (["--algorithms", "fedavg,fedavg"], "name each rule once"),
-        (["--algorithms", "fedavg", "--set", "algorithm.momentum=0.7"], "none of fedavg has this"),
-        (["--targets", "90"], "--targets: got '90'"),
-        (["--seeds", "9" * 30], "must be whole numbers from 0 to 9223372036854775807"),
-        (
-            ["--algorithms", "padamfed", "--set", "scaffold.momentum=1"],
-            "--set scaffold.…: scaffold is not among --algorithms (padamfed)",
-        ),
-    ):
-        refused(fedopt("compare", *bad, cwd=tmp_path), text)
-
-
 def test_algorithms_shows_one_rule_in_full(tmp_path: Path) -> None:
     result = fedopt("algorithms", "padamfed", cwd=tmp_path)
     assert result.returncode == 0
@@ -307,26 +212,6 @@ def test_partition_prints_and_draws_the_histogram(tmp_path: Path) -> None:
     result = fedopt("partition", "--plot", "p.png", *options, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert any(line.split()[1:] == ["0", *"·" * 10] for line in result.stdout.splitlines())
-
-
-def test_a_metric_of_ones_own_is_shown(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def error(outputs, targets):\n    return 0.125\n")
-    own = ["--set", "model.metric=own:error", "--algorithms", "fedavg", *QUICK]
-    result = fedopt("compare", *own, "--set", "output.directory=out", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "metric 0.1250  ETA" in result.stdout
-    header, row = (
-        [cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")]
-        for line in result.stdout.splitlines()
-        if "algorithm" in line or "│ fedavg" in line
-    )
-    assert (header[1], row[1]) == ("metric", "0.1250")
-
-
-def test_help_shows_sections_in_brackets(tmp_path: Path) -> None:
-    shown = " ".join(fedopt("compare", "--help", cwd=tmp_path).stdout.split())
-    assert "the file's [algorithm] belong to the rule that it names" in shown
-    assert "those in [rules.NAME] to the rule NAME" in shown
 
 
 def test_a_run_may_be_shown_from_a_thread() -> None:
