@@ -24,7 +24,7 @@ from ..algorithm import (
     divided,
     weighted_sum,
 )
-from ._tracked_adam import TrackedAdamRule
+from ._control_variates import TrackedAdamRule
 from .local_adam import AdamMoments
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ class FANT(TrackedAdamRule):
     ) -> tuple[Arrays, ClientState]:
         eta, x, c = self.client_learning_rate, received["model"], received["control_variate"]
         c_i = client_state["control_variate"]
-        moments = AdamMoments(self, client_state["second_moment"])
+        moments = AdamMoments(
+            client_state["second_moment"], self.first_decay, self.second_decay, self.adaptivity
+        )
         y, correction = objective.working_copy(x), c - c_i
         for batch in objective.batches():
             y.sub_(moments.step(objective.gradient(y, batch)).add_(correction), alpha=eta)

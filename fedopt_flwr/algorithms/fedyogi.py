@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from .fedadam import FedAdam
+from pydantic import Field
+
+from ._server_adaptive import ServerAdaptiveRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class FedYogi(FedAdam):
+class FedYogi(ServerAdaptiveRule):
     """m as FedAdam; v ← v − (1−β₂)Δ̄² sign(v − Δ̄²); x ← x + η_g m/(√v + τ)."""
 
     name: ClassVar[str] = "fedyogi"
+
+    second_decay: float = Field(
+        0.99, ge=0, lt=1, title="β₂", description="decay of the second moment"
+    )
 
     def next_second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         change = (v - squared).sign_().mul_(squared)
