@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 ClientId: TypeAlias = int | str
 Arrays: TypeAlias = "dict[str, Tensor]"
 ClientState: TypeAlias = "dict[str, Tensor]"
-# (hyperparameters, another rule's name, its hyperparameters) with which both rules are the same
-Reduction: TypeAlias = tuple[dict[str, Any], str, dict[str, Any]]
 
 _TINY = 1.1754943508222875e-38  # smallest normal float32: 0/_TINY is 0, so u = 0 moves nothing
 _LEAST_EXPONENT = -126  # of that number
@@ -112,7 +110,9 @@ class Algorithm(BaseModel):
     weighting: ClassVar[str] = "uniform"  # p_i where federation.weighting does not say
     unbiased_weights: ClassVar[bool] = False  # w_i = N p_i/S under uniform sampling, else p_i/Σp
     experimental: ClassVar[bool] = False  # said wherever the rule is shown
-    reduces_to: ClassVar[Reduction | None] = None  # checked by `fedopt verify`; None: nothing
+    # for `fedopt verify`: (own hyperparameters, other rule, its hyperparameters) that agree; like
+    # every class attribute it is inherited, and None takes it back
+    reduces_to: ClassVar[tuple[dict[str, Any], str, dict[str, Any]] | None] = None
 
     @property
     def broadcast_names(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ control variate, which saves uplink.
 Deviations: c_i⁺ − c_i travels instead of c_i⁺; c_i start from K minibatch gradients, the paper's
 full local gradient is "full_gradient"; v̂ begins a round at v, which the paper leaves open; ε stands
 outside the root for RMSProp too; AdamW, of which the paper gives no formula, is the usual one.
+Taken from `local_adam`: the moments of a client (`AdamMoments`).
 Defaults: η = 0.001, β₁ = 0.9, β₂ = 0.99, ε = 1e-8, η_g = 1, S̃ = S.
 """
 

@@ -2,6 +2,7 @@
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: "Adaptive Federated Optimization",
 ICLR 2021, Algorithm 2, FEDYOGI. Deviations: none. Flower's own FedYogi starts v at 0.
+Taken from `fedavg`: the clients' half.
 Defaults: η = 0.05, η_g = 0.01, β₁ = 0.9, β₂ = 0.99, τ = 1e-3; v starts at τ², m at 0.
 """
 

@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from ..algorithm import (
-    Algorithm,
-    Arrays,
-    ClientState,
-    Objective,
-    Reply,
-    ServerState,
-    weighted_sum,
-)
+from ..algorithm import Algorithm, Arrays, ClientState, Objective, Reply, ServerState, weighted_sum
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -41,6 +41,11 @@ class PAdaMFed(GradientVariateRule):
 
     name: ClassVar[str] = "padamfed"
     server_state: ClassVar[tuple[str, ...]] = ("model", "control_variate", "server_momentum")
+    reduces_to = (
+        {"normalize": False, "momentum": 0.4, "control_variate_start": "zero"},
+        "scaffold_m",
+        {"momentum": 0.4, "control_variate_start": "zero"},
+    )
 
     client_learning_rate: float | None = Field(
         None, gt=0, title="η", description="client step size; derived: 1/(K√T)"

@@ -32,6 +32,7 @@ class ScaffoldMVR(GradientVariateRule):
         "server_momentum",
         "previous_model",
     )
+    reduces_to = ({"momentum": 1.0}, "scaffold", {})
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
     server_learning_rate: float = Field(
