@@ -12,7 +12,7 @@ import pytest
 
 from fedopt_flwr import ConfigError, RunConfig, simulate
 from fedopt_flwr.algorithm import Algorithm
-from fedopt_flwr.algorithms import ALGORITHMS, FedAvg, find_rule, register
+from fedopt_flwr.algorithms import ALGORITHMS, FedAvg, load_rule, register
 from fedopt_flwr.data import load_federated_data
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -118,4 +118,4 @@ def test_a_rule_cannot_take_the_name_of_another() -> None:
         register(Impostor)
     assert ALGORITHMS["fedavg"] is FedAvg
     with pytest.raises(ConfigError, match="is no subclass of fedopt_flwr's Algorithm"):
-        find_rule("json:loads")
+        load_rule("json:loads")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from ..algorithm import Algorithm
-from ..config import RunConfig
-from ..errors import ConfigError, FedoptError, collected, unknown_name, validation_problems
+from ..errors import ConfigError, unknown_name
 from ..imports import is_import_path, load_attribute
 from .fa_nt import FANT
 from .fadamgc import FAdamGC
@@ -62,8 +58,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 }
 
 
-def find_rule(name: str, folders: Iterable[Path] = ()) -> type[Algorithm]:
-    """Return the rule of that name; one's own, `module:attribute`, is imported and registered."""
+def load_rule(name: str, folders: Iterable[Path] = ()) -> type[Algorithm]:
+    """Return the rule of that name; your own, `module:attribute`, is imported and registered."""
     if is_import_path(name):
         kind = load_attribute("algorithm.name", name, folders)
         if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
@@ -91,44 +87,6 @@ def register(kind: type[Algorithm]) -> type[Algorithm]:
     return kind
 
 
-def make_rule(config: RunConfig) -> Algorithm:
-    """Return the configured rule; ConfigError names every hyperparameter that is wrong."""
-    section = config.algorithm
-    kind = find_rule(section.name, config.import_folders)
-    return _make(kind, section.name, config.rules.get(section.name, {}), section.hyperparameters)
-
-
-def _make(
-    kind: type[Algorithm], name: str, table: Mapping[str, Any], own: Mapping[str, Any]
-) -> Algorithm:
-    """Make a rule from its table in [rules] and what [algorithm] says over it."""
-
-    def place(key: str) -> str:
-        return f"rules.{name}" if key in table and key not in own else "algorithm"
-
-    try:
-        return kind(**{**table, **own})
-    except ValidationError as error:
-        raise ConfigError(validation_problems(error, kind, place)) from None
-
-
-def _problems(algorithm: Mapping[str, Any], rules: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the hyperparameters of built-in rules."""
-    unknown = [n for n in rules if n not in ALGORITHMS and not is_import_path(n)]
-    errors: list[FedoptError] = [ConfigError(unknown_name("rules", n, ALGORITHMS)) for n in unknown]
-    own = dict(algorithm)
-    chosen = str(own.pop("name", RunConfig.model_fields["algorithm"].default.name))
-    if chosen not in ALGORITHMS and not is_import_path(chosen):
-        errors.append(ConfigError(unknown_name("algorithm.name", chosen, ALGORITHMS)))
-    for name, table in {chosen: {}, **rules}.items():
-        if name in ALGORITHMS and isinstance(table, Mapping):
-            with collected(errors):
-                _make(ALGORITHMS[name], name, table, own if name == chosen else {})
-    return [line for error in errors for line in str(error).splitlines()]
-
-
-RunConfig.rule_problems = staticmethod(_problems)
-
 __all__ = [
     "ALGORITHMS",
     "FANT",
@@ -152,7 +110,6 @@ __all__ = [
     "Scaffold",
     "ScaffoldM",
     "ScaffoldMVR",
-    "find_rule",
-    "make_rule",
+    "load_rule",
     "register",
 ]
