@@ -6,6 +6,7 @@ import contextlib
 import math
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -27,6 +28,7 @@ from .plots import draw_curves
 from .resuming import require_same_clients
 
 _FLOAT_BYTES = 4
+_NAMED = 5  # failing clients that are named
 
 
 @dataclass
@@ -256,6 +258,7 @@ class Run:
         if self._directory is not None:
             self._write_results(self._directory, result)
         _warn_if_idle(result)
+        _warn_of_failing_clients(result)
         return result
 
     def _write_results(self, directory: RunDirectory, result: Result) -> None:
@@ -269,6 +272,29 @@ class Run:
             draw_curves({name: [self._records]}, directory.path / CURVES, title)
         except OSError as error:  # all that counts is written
             warnings.warn(f"{CURVES}: not drawn: {error}", FedoptWarning, stacklevel=2)
+
+
+def _warn_of_failing_clients(result: Result) -> None:
+    """Name clients that failed in at least half of the rounds in which they were asked."""
+    if result.idle_from is not None:
+        return
+    counted = Counter(i for r in result.rounds if r.round for i in r.clients)
+    errors = [e for r in result.rounds if r.round for e in r.errors if e["phase"] == "train"]
+    failed = Counter(error["client"] for error in errors)
+    last = {error["client"]: error["error"] for error in errors}
+    failing = [i for i in failed if 1 < failed[i] >= counted[i]]
+    for client_id in failing[:_NAMED]:
+        asked = failed[client_id] + counted[client_id]
+        warnings.warn(
+            f"client {client_id}: failed in {failed[client_id]} of the {asked} rounds in which it "
+            f"was asked, so the model knows little of its data; the last error: {last[client_id]}",
+            FedoptWarning,
+            stacklevel=3,
+        )
+    if len(failing) > _NAMED:
+        more = len(failing) - _NAMED
+        text = f"{more} more clients failed in at least half of their rounds; see rounds.jsonl"
+        warnings.warn(text, FedoptWarning, stacklevel=3)
 
 
 def _warn_if_idle(result: Result) -> None:
