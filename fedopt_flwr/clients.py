@@ -10,7 +10,7 @@ strategy of the same name in `fedopt_flwr.strategies`. `Client` itself answers e
 from __future__ import annotations
 
 from . import algorithms
-from .flower.app_client import Client
+from .flower.app_client import Client as Client
 
 
 class FedAvgClient(Client):
@@ -95,29 +95,3 @@ class FAdamGCClient(Client):
 
 class MBSTORMClient(Client):
     kind = algorithms.MBSTORM
-
-
-__all__ = [
-    "Client",
-    "FANTClient",
-    "FAdamGCClient",
-    "FedAMSClient",
-    "FedAdagradClient",
-    "FedAdamClient",
-    "FedAvgClient",
-    "FedAvgMClient",
-    "FedAvgWithMomentumClient",
-    "FedAvgWithMomentumVRClient",
-    "FedMoSClient",
-    "FedProxClient",
-    "FedYogiClient",
-    "LocalAdamClient",
-    "MBSTORMClient",
-    "PAdaMFedClient",
-    "PAdaMFedDoGClient",
-    "PAdaMFedVRClient",
-    "STEMClient",
-    "ScaffoldClient",
-    "ScaffoldMClient",
-    "ScaffoldMVRClient",
-]

@@ -23,7 +23,9 @@ from torch import nn
 from . import algorithms
 from .algorithm import Algorithm
 from .errors import ConfigError, validation_problems
-from .flower.app_strategy import REQUIRED_OPTIONS, Strategy, StrategyOptions, option_defaults
+from .flower.app_strategy import REQUIRED_OPTIONS, option_defaults
+from .flower.app_strategy import Strategy as Strategy
+from .flower.app_strategy import StrategyOptions as StrategyOptions
 
 
 class RuleStrategy(Strategy):
@@ -137,31 +139,3 @@ class FAdamGC(RuleStrategy):
 
 class MBSTORM(RuleStrategy):
     kind = algorithms.MBSTORM
-
-
-__all__ = [
-    "FANT",
-    "MBSTORM",
-    "STEM",
-    "FAdamGC",
-    "FedAMS",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedAvgWithMomentum",
-    "FedAvgWithMomentumVR",
-    "FedMoS",
-    "FedProx",
-    "FedYogi",
-    "LocalAdam",
-    "PAdaMFed",
-    "PAdaMFedDoG",
-    "PAdaMFedVR",
-    "RuleStrategy",
-    "Scaffold",
-    "ScaffoldM",
-    "ScaffoldMVR",
-    "Strategy",
-    "StrategyOptions",
-]

@@ -8,53 +8,36 @@ from pathlib import Path
 from ..algorithm import Algorithm
 from ..errors import ConfigError, unknown_name
 from ..imports import is_import_path, load_attribute
-from .fa_nt import FANT
-from .fadamgc import FAdamGC
-from .fedadagrad import FedAdagrad
-from .fedadam import FedAdam
-from .fedams import FedAMS
-from .fedavg import FedAvg
-from .fedavg_m import FedAvgWithMomentum
-from .fedavg_m_vr import FedAvgWithMomentumVR
-from .fedavgm import FedAvgM
-from .fedmos import FedMoS
-from .fedprox import FedProx
-from .fedyogi import FedYogi
-from .local_adam import LocalAdam
-from .mb_storm import MBSTORM
-from .padamfed import PAdaMFed
-from .padamfed_dog import PAdaMFedDoG
-from .padamfed_vr import PAdaMFedVR
-from .scaffold import Scaffold
-from .scaffold_m import ScaffoldM
-from .scaffold_m_vr import ScaffoldMVR
-from .stem import STEM
+
+# The table, in the order in which rules are shown: one line a rule.
+# isort: off
+from .fedavg import FedAvg as FedAvg
+from .fedprox import FedProx as FedProx
+from .fedavgm import FedAvgM as FedAvgM
+from .fedadagrad import FedAdagrad as FedAdagrad
+from .fedadam import FedAdam as FedAdam
+from .fedyogi import FedYogi as FedYogi
+from .fedams import FedAMS as FedAMS
+from .fedavg_m import FedAvgWithMomentum as FedAvgWithMomentum
+from .fedavg_m_vr import FedAvgWithMomentumVR as FedAvgWithMomentumVR
+from .scaffold import Scaffold as Scaffold
+from .scaffold_m import ScaffoldM as ScaffoldM
+from .scaffold_m_vr import ScaffoldMVR as ScaffoldMVR
+from .padamfed import PAdaMFed as PAdaMFed
+from .padamfed_vr import PAdaMFedVR as PAdaMFedVR
+from .padamfed_dog import PAdaMFedDoG as PAdaMFedDoG
+from .fedmos import FedMoS as FedMoS
+from .stem import STEM as STEM
+from .local_adam import LocalAdam as LocalAdam
+from .fa_nt import FANT as FANT
+from .fadamgc import FAdamGC as FAdamGC
+from .mb_storm import MBSTORM as MBSTORM
+# isort: on
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     rule.name: rule
-    for rule in (
-        FedAvg,
-        FedProx,
-        FedAvgM,
-        FedAdagrad,
-        FedAdam,
-        FedYogi,
-        FedAMS,
-        FedAvgWithMomentum,
-        FedAvgWithMomentumVR,
-        Scaffold,
-        ScaffoldM,
-        ScaffoldMVR,
-        PAdaMFed,
-        PAdaMFedVR,
-        PAdaMFedDoG,
-        FedMoS,
-        STEM,
-        LocalAdam,
-        FANT,
-        FAdamGC,
-        MBSTORM,
-    )
+    for rule in list(globals().values())
+    if isinstance(rule, type) and issubclass(rule, Algorithm) and rule is not Algorithm
 }
 
 
@@ -85,31 +68,3 @@ def register(kind: type[Algorithm]) -> type[Algorithm]:
         )
     ALGORITHMS[kind.name] = kind
     return kind
-
-
-__all__ = [
-    "ALGORITHMS",
-    "FANT",
-    "MBSTORM",
-    "STEM",
-    "FAdamGC",
-    "FedAMS",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedAvgWithMomentum",
-    "FedAvgWithMomentumVR",
-    "FedMoS",
-    "FedProx",
-    "FedYogi",
-    "LocalAdam",
-    "PAdaMFed",
-    "PAdaMFedDoG",
-    "PAdaMFedVR",
-    "Scaffold",
-    "ScaffoldM",
-    "ScaffoldMVR",
-    "load_rule",
-    "register",
-]
