@@ -1,32 +1,33 @@
-"""Checkpoints: all that a run needs to go on, in a folder that is whole at every moment."""
+"""Checkpoints: all that a run needs to continue, in one file that is whole at every moment."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from .algorithm import ClientId
 from .errors import ConfigError
+from .files import replacing
 
-CHECKPOINT = "checkpoint"
-_META, _SERVER, _CLIENTS = "checkpoint.json", "server.safetensors", "clients.safetensors"
-_DIGEST = "checkpoint.json"  # in the metadata of both files of tensors: what they belong to
+LAYOUT = 2  # of the file; 1 was a folder of three files
+_OLD_FOLDER = "checkpoint"  # of layout 1
+_NAME = re.compile(r"checkpoint-(\d{6,})\.safetensors")
+_TEXT, _DIGEST, _LAYOUT = "fedopt", "digest", "layout"  # keys of the metadata
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that the server needs to go on after `round` as if it had never stopped."""
+    """All that the server needs to continue after `round` as if it had never stopped."""
 
     run: str  # names the run for clients that keep its state
     round: int
@@ -37,7 +38,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run was made from, beside its configuration, to be compared when it goes on."""
+    """What a run was made from, beside its configuration, to be compared when it is resumed."""
 
     given: list[str]  # what came as Python objects, by the names of simulate()'s parameters
     data: Mapping[str, str]  # digest of each part that this process has
@@ -59,150 +60,125 @@ class Checkpoint:
 
 
 def write_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
-    """Replace the last checkpoint in a run's folder; at any moment one whole one is there."""
-    fresh = run / f"{CHECKPOINT}.unfinished"
-    shutil.rmtree(fresh, ignore_errors=True)
-    try:
-        fresh.mkdir()
-        _write_files(fresh, checkpoint)
-        _put_in_place(run, fresh)
-    except BaseException:  # Ctrl-C too
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
-
-
-def _write_files(fresh: Path, checkpoint: Checkpoint) -> None:
+    """Write checkpoint-ROUND.safetensors into a run's folder, then remove the one before."""
     text = json.dumps(_meta(checkpoint))
-    (fresh / _META).write_text(text, encoding="utf-8")
-    vectors = _tagged("vectors", checkpoint.server.vectors)
-    _save({**vectors, **_tagged("buffers", checkpoint.server.buffers)}, fresh / _SERVER, text)
-    clients: dict[str, Tensor] = {}
+    arrays = {f"vectors/{n}": array for n, array in checkpoint.server.vectors.items()}
+    arrays |= {f"buffers/{n}": array for n, array in checkpoint.server.buffers.items()}
     for client_id, state in checkpoint.client_states.items():
-        clients |= {json.dumps([client_id, name]): array for name, array in state.items()}
-    _save(clients, fresh / _CLIENTS, text)
-    for path in (*fresh.iterdir(), fresh):
-        _to_disk(path)
-
-
-def _put_in_place(run: Path, fresh: Path) -> None:
-    final, old = run / CHECKPOINT, run / f"{CHECKPOINT}.old"
-    if final.exists():  # else `old` is the only whole one, left by a process that was killed
-        shutil.rmtree(old, ignore_errors=True)
-        os.replace(final, old)
-    os.replace(fresh, final)
-    _to_disk(run)
-    shutil.rmtree(old, ignore_errors=True)
+        arrays |= {f"clients/{json.dumps([client_id, n])}": array for n, array in state.items()}
+    arrays = _contiguous(arrays)
+    metadata = {_LAYOUT: str(LAYOUT), _TEXT: text, _DIGEST: _digest(text, arrays)}
+    target = run / f"checkpoint-{checkpoint.server.round:06d}.safetensors"
+    with replacing(target, durable=True) as unfinished:
+        save_file(arrays, unfinished, metadata)
+    for other in _files(run):
+        if other != target:
+            other.unlink()
 
 
 def has_checkpoint(run: Path) -> bool:
-    return _place(run) is not None
+    return bool(_files(run)) or (run / _OLD_FOLDER).is_dir()
 
 
 def read_checkpoint(run: Path) -> Checkpoint:
     """Return the last checkpoint; ConfigError says what to do when there is none."""
     if not run.is_dir():
         raise ConfigError(f"--resume: {str(run)!r} is not a folder; name a run's folder")
-    place = _place(run)
-    if place is None:
+    files = _files(run)
+    if not files and (run / _OLD_FOLDER).is_dir():
+        raise _other_layout(run / _OLD_FOLDER, "1")
+    if not files:
         raise ConfigError(
             f"--resume: {str(run)!r} holds no checkpoint; runs write them when "
             "output.checkpoint_every is above 0"
         )
+    place = files[-1]
     try:
-        text = (place / _META).read_text(encoding="utf-8")
-        server, clients = _load(place / _SERVER, text), _load(place / _CLIENTS, text)
-        return _checkpoint(json.loads(text), server, clients)
+        with safe_open(place, "pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get(_LAYOUT) != str(LAYOUT):
+                raise _other_layout(place, metadata.get(_LAYOUT))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        text = metadata[_TEXT]
+        if metadata[_DIGEST] != _digest(text, arrays):
+            raise ValueError("it is not as it was written")
+        return _checkpoint(json.loads(text), arrays)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ConfigError(
-            f"--resume: the checkpoint in {str(place)!r} is broken: {error}; put back the files as "
-            "they were written, or start a new run"
+            f"--resume: the checkpoint {str(place)!r} is broken: {error}; put back the file as "
+            "it was written, or start a new run"
         ) from error
 
 
-def _place(run: Path) -> Path | None:
-    places = [run / CHECKPOINT, run / f"{CHECKPOINT}.old"]
-    return next((place for place in places if (place / _META).is_file()), None)
+def _other_layout(place: Path, layout: str | None) -> ConfigError:
+    return ConfigError(
+        f"--resume: the checkpoint {str(place)!r} has layout {layout}, of another version of "
+        f"fedopt-flwr; this one reads layout {LAYOUT}; resume with that version, or start a new run"
+    )
+
+
+def _files(run: Path) -> list[Path]:
+    """Return the checkpoints of a run, the newest last."""
+    found = {int(m[1]): path for path in run.glob("*") if (m := _NAME.fullmatch(path.name))}
+    return [found[number] for number in sorted(found)]
 
 
 def _meta(checkpoint: Checkpoint) -> dict[str, Any]:
-    server, origin = checkpoint.server, checkpoint.origin
+    server = checkpoint.server
     return {
         "run": server.run,
         "round": server.round,
         "versions": list(server.versions.items()),
         "clients_keep_state": checkpoint.clients_keep_state,
         "initial_loss": checkpoint.initial_loss,
-        "origin": {
-            "given": origin.given,
-            "data": origin.data,
-            "code": origin.code,
-            "num_examples": origin.num_examples,
-        },
+        "origin": asdict(checkpoint.origin),
         "folder": checkpoint.folder,
         "config": checkpoint.config,
     }
 
 
-def _checkpoint(
-    meta: dict[str, Any], server: Mapping[str, Tensor], clients: Mapping[str, Tensor]
-) -> Checkpoint:
+def _checkpoint(meta: dict[str, Any], arrays: Mapping[str, Tensor]) -> Checkpoint:
+    groups: dict[str, dict[str, Tensor]] = {"vectors": {}, "buffers": {}, "clients": {}}
+    for key, array in arrays.items():
+        group, _, name = key.partition("/")
+        groups[group][name] = array
     states: dict[ClientId, dict[str, Tensor]] = {}
-    for key, tensor in clients.items():
+    for key, array in groups["clients"].items():
         client_id, name = json.loads(key)
-        states.setdefault(client_id, {})[name] = tensor
-    vectors, buffers = _untagged("vectors", server), _untagged("buffers", server)
-    versions = dict(meta["versions"])
-    origin = dict(meta["origin"])
-    origin["num_examples"] = [(client_id, count) for client_id, count in origin["num_examples"]]
+        states.setdefault(client_id, {})[name] = array
+    origin = Origin(**meta["origin"])
+    sizes = [(client_id, count) for client_id, count in origin.num_examples]
     return Checkpoint(
-        Snapshot(meta["run"], meta["round"], vectors, buffers, versions),
-        states,
-        meta["clients_keep_state"],
-        meta["initial_loss"],
-        Origin(**origin),
-        meta["folder"],
-        meta["config"],
+        server=Snapshot(
+            run=meta["run"],
+            round=meta["round"],
+            vectors=groups["vectors"],
+            buffers=groups["buffers"],
+            versions=dict(meta["versions"]),
+        ),
+        client_states=states,
+        clients_keep_state=meta["clients_keep_state"],
+        initial_loss=meta["initial_loss"],
+        origin=Origin(origin.given, origin.data, origin.code, sizes),
+        folder=meta["folder"],
+        config=meta["config"],
     )
 
 
-def _tagged(tag: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{tag}/{name}": array for name, array in arrays.items()}
-
-
-def _untagged(tag: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(f"{tag}/"): v for k, v in arrays.items() if k.startswith(f"{tag}/")}
-
-
-def save_tensors(
-    arrays: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None
-) -> None:
+def save_tensors(arrays: Mapping[str, Tensor], path: Path) -> None:
     """Write a safetensors file of tensors on any device, in any strides, which may share memory."""
-    contiguous = torch.contiguous_format
-    owned = {n: a.detach().cpu().clone(memory_format=contiguous) for n, a in arrays.items()}
-    save_file(owned, path, metadata)
+    save_file(_contiguous(arrays), path)
 
 
-def _save(arrays: Mapping[str, Tensor], path: Path, meta: str) -> None:
-    save_tensors(arrays, path, {_DIGEST: _digest(meta)})
+def _contiguous(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    layout = torch.contiguous_format
+    return {n: a.detach().cpu().clone(memory_format=layout) for n, a in arrays.items()}
 
 
-def _load(path: Path, meta: str) -> dict[str, Tensor]:
-    """Return tensors that were written together with this text of checkpoint.json."""
-    with safe_open(path, "pt") as file:
-        digest = (file.metadata() or {}).get(_DIGEST)
-    if digest != _digest(meta):
-        raise ValueError(f"{path.name} and {_META} do not belong together; one was changed")
-    return load_file(path)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _to_disk(path: Path) -> None:
-    """Have the system write a file or folder now: a power cut must not leave half a checkpoint."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _digest(text: str, arrays: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(text.encode(), digest_size=32)
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name} {array.dtype} {list(array.shape)}".encode())
+        digest.update(array.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

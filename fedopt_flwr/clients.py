@@ -3,160 +3,95 @@
     def client_fn(context):
         return PAdaMFedClient(Net(), my_data(context), context=context).to_client()
 
-The arguments are those of `AppClient`, for all the same; what a rule needs to know comes from the
-strategy of the same name in `fedopt_flwr.strategies`.
+The arguments are those of `Client`, for all the same; what a rule needs to know comes from the
+strategy of the same name in `fedopt_flwr.strategies`. `Client` itself answers every rule.
 """
 
 from __future__ import annotations
 
-from .flower.app_client import AppClient
+from . import algorithms
+from .flower.app_client import Client as Client
 
-__all__ = [
-    "FANTClient",
-    "FAdamGCClient",
-    "FedAMSClient",
-    "FedAdagradClient",
-    "FedAdamClient",
-    "FedAvgClient",
-    "FedAvgMClient",
-    "FedAvgWithMomentumClient",
-    "FedAvgWithMomentumVRClient",
-    "FedMoSClient",
-    "FedProxClient",
-    "FedYogiClient",
-    "LocalAdamClient",
-    "MBSTORMClient",
-    "PAdaMFedClient",
-    "PAdaMFedDoGClient",
-    "PAdaMFedVRClient",
-    "STEMClient",
-    "ScaffoldClient",
-    "ScaffoldMClient",
-    "ScaffoldMVRClient",
-]
 
+class FedAvgClient(Client):
+    kind = algorithms.FedAvg
 
-class FedAvgClient(AppClient):
-    """Client half of `strategies.FedAvg`."""
 
-    algorithm = "fedavg"
+class FedProxClient(Client):
+    kind = algorithms.FedProx
 
 
-class FedProxClient(AppClient):
-    """Client half of `strategies.FedProx`."""
+class FedAvgMClient(Client):
+    kind = algorithms.FedAvgM
 
-    algorithm = "fedprox"
 
+class FedAdagradClient(Client):
+    kind = algorithms.FedAdagrad
 
-class FedAvgMClient(AppClient):
-    """Client half of `strategies.FedAvgM`."""
 
-    algorithm = "fedavgm"
+class FedAdamClient(Client):
+    kind = algorithms.FedAdam
 
 
-class FedAdagradClient(AppClient):
-    """Client half of `strategies.FedAdagrad`."""
+class FedYogiClient(Client):
+    kind = algorithms.FedYogi
 
-    algorithm = "fedadagrad"
 
+class FedAMSClient(Client):
+    kind = algorithms.FedAMS
 
-class FedAdamClient(AppClient):
-    """Client half of `strategies.FedAdam`."""
 
-    algorithm = "fedadam"
+class FedAvgWithMomentumClient(Client):
+    kind = algorithms.FedAvgWithMomentum
 
 
-class FedYogiClient(AppClient):
-    """Client half of `strategies.FedYogi`."""
+class FedAvgWithMomentumVRClient(Client):
+    kind = algorithms.FedAvgWithMomentumVR
 
-    algorithm = "fedyogi"
 
+class ScaffoldClient(Client):
+    kind = algorithms.Scaffold
 
-class FedAMSClient(AppClient):
-    """Client half of `strategies.FedAMS`."""
 
-    algorithm = "fedams"
+class ScaffoldMClient(Client):
+    kind = algorithms.ScaffoldM
 
 
-class FedAvgWithMomentumClient(AppClient):
-    """Client half of `strategies.FedAvgWithMomentum`."""
+class ScaffoldMVRClient(Client):
+    kind = algorithms.ScaffoldMVR
 
-    algorithm = "fedavg_m"
 
+class PAdaMFedClient(Client):
+    kind = algorithms.PAdaMFed
 
-class FedAvgWithMomentumVRClient(AppClient):
-    """Client half of `strategies.FedAvgWithMomentumVR`."""
 
-    algorithm = "fedavg_m_vr"
+class PAdaMFedVRClient(Client):
+    kind = algorithms.PAdaMFedVR
 
 
-class ScaffoldClient(AppClient):
-    """Client half of `strategies.Scaffold`; keeps c_i."""
+class PAdaMFedDoGClient(Client):
+    kind = algorithms.PAdaMFedDoG
 
-    algorithm = "scaffold"
 
+class FedMoSClient(Client):
+    kind = algorithms.FedMoS
 
-class ScaffoldMClient(AppClient):
-    """Client half of `strategies.ScaffoldM`; keeps c_i."""
 
-    algorithm = "scaffold_m"
+class STEMClient(Client):
+    kind = algorithms.STEM
 
 
-class ScaffoldMVRClient(AppClient):
-    """Client half of `strategies.ScaffoldMVR`; keeps c_i."""
+class LocalAdamClient(Client):
+    kind = algorithms.LocalAdam
 
-    algorithm = "scaffold_m_vr"
 
+class FANTClient(Client):
+    kind = algorithms.FANT
 
-class PAdaMFedClient(AppClient):
-    """Client half of `strategies.PAdaMFed`; keeps c_i."""
 
-    algorithm = "padamfed"
+class FAdamGCClient(Client):
+    kind = algorithms.FAdamGC
 
 
-class PAdaMFedVRClient(AppClient):
-    """Client half of `strategies.PAdaMFedVR`; keeps c_i."""
-
-    algorithm = "padamfed_vr"
-
-
-class PAdaMFedDoGClient(AppClient):
-    """Client half of `strategies.PAdaMFedDoG`, which is experimental; keeps c_i."""
-
-    algorithm = "padamfed_dog"
-
-
-class FedMoSClient(AppClient):
-    """Client half of `strategies.FedMoS`."""
-
-    algorithm = "fedmos"
-
-
-class STEMClient(AppClient):
-    """Client half of `strategies.STEM`."""
-
-    algorithm = "stem"
-
-
-class MBSTORMClient(AppClient):
-    """Client half of `strategies.MBSTORM`."""
-
-    algorithm = "mb_storm"
-
-
-class LocalAdamClient(AppClient):
-    """Client half of `strategies.LocalAdam`; keeps v."""
-
-    algorithm = "local_adam"
-
-
-class FANTClient(AppClient):
-    """Client half of `strategies.FANT`; keeps c_i and v."""
-
-    algorithm = "fa_nt"
-
-
-class FAdamGCClient(AppClient):
-    """Client half of `strategies.FAdamGC`; keeps c_i and v."""
-
-    algorithm = "fadamgc"
+class MBSTORMClient(Client):
+    kind = algorithms.MBSTORM

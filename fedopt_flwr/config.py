@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,11 +21,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from .errors import ConfigError, validation_problems
-from .settings import apply_setting, plain, read_toml, storable
+from .algorithm import Algorithm
+from .algorithms import ALGORITHMS, load_rule
+from .errors import ConfigError, unknown_name, validation_problems
+from .imports import is_import_path
+from .settings import apply_setting, plain, read_toml, set_value, storable
 
 MAX_SEED = 2**63 - 1
-_RuleCheck = Callable[[Mapping[str, Any], Mapping[str, Any]], list[str]]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Seconds = Annotated[float, Field(gt=0, le=10**7)]  # gRPC and locks overflow on much longer waits
 Rate = Annotated[float, Field(ge=0)]
@@ -221,8 +223,6 @@ class RunConfig(_Section):
     transport: TransportSection = TransportSection()
 
     _folder: Path | None = PrivateAttr(None)
-    # given by `algorithms`, whose room is above this one: what is wrong with [algorithm], [rules]
-    rule_problems: ClassVar[_RuleCheck] = lambda algorithm, rules: []
 
     def __init__(self, /, **sections: Any) -> None:
         problems: list[str] = []
@@ -232,7 +232,7 @@ class RunConfig(_Section):
             problems += validation_problems(error, type(self))
         algorithm, rules = sections.get("algorithm", {}), sections.get("rules", {})
         if isinstance(algorithm, (Mapping, AlgorithmSection)) and isinstance(rules, Mapping):
-            problems += type(self).rule_problems(dict(algorithm), rules)
+            problems += _rule_problems(dict(algorithm), rules)
         if problems:
             raise ConfigError(problems)
 
@@ -248,11 +248,19 @@ class RunConfig(_Section):
         return self
 
     @classmethod
-    def from_file(cls, path: Path | str | None, settings: Iterable[str] = ()) -> Self:
-        """Read a TOML file (None: all defaults), then apply `section.key=VALUE` settings."""
+    def from_file(
+        cls,
+        path: Path | str | None,
+        settings: Iterable[str] = (),
+        values: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Read a TOML file (None: all defaults), then apply `section.key=VALUE` settings, then
+        values by their `section.key`."""
         data = read_toml(Path(path)) if path is not None else {}
         for setting in settings:
             apply_setting(data, setting)
+        for key, value in (values or {}).items():
+            set_value(data, key, value)
         return cls(**data).looking_in(None if path is None else Path(path).resolve().parent)
 
     @classmethod
@@ -276,6 +284,20 @@ class RunConfig(_Section):
             apply_setting(data, setting)
         return type(self)(**data).looking_in(self._folder)
 
+    def with_values(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy with these values by their `section.key`."""
+        data = self.to_dict()
+        for key, value in values.items():
+            set_value(data, key, value)
+        return type(self)(**data).looking_in(self._folder)
+
+    def make_rule(self) -> Algorithm:
+        """Return the configured rule; ConfigError names every hyperparameter that is wrong."""
+        section = self.algorithm
+        kind = load_rule(section.name, self.import_folders)
+        table = self.rules.get(section.name, {})
+        return _make_rule(kind, section.name, table, section.hyperparameters)
+
     def for_rule(self, name: str) -> Self:
         """Return a copy for another rule, without the hyperparameters of this one."""
         if name == self.algorithm.name:
@@ -289,3 +311,34 @@ class RunConfig(_Section):
         if self.data.path is not None:
             values["data"]["path"] = str(self.data.path.absolute())
         return values
+
+
+def _make_rule(
+    kind: type[Algorithm], name: str, table: Mapping[str, Any], own: Mapping[str, Any]
+) -> Algorithm:
+    """Make a rule from its table in [rules] and what [algorithm] says over it."""
+
+    def place(key: str) -> str:
+        return f"rules.{name}" if key in table and key not in own else "algorithm"
+
+    try:
+        return kind(**{**table, **own})
+    except ValidationError as error:
+        raise ConfigError(validation_problems(error, kind, place)) from None
+
+
+def _rule_problems(algorithm: Mapping[str, Any], rules: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the hyperparameters of built-in rules."""
+    unknown = [n for n in rules if n not in ALGORITHMS and not is_import_path(n)]
+    problems = [unknown_name("rules", n, ALGORITHMS) for n in unknown]
+    own = dict(algorithm)
+    chosen = str(own.pop("name", AlgorithmSection().name))
+    if chosen not in ALGORITHMS and not is_import_path(chosen):
+        problems.append(unknown_name("algorithm.name", chosen, ALGORITHMS))
+    for name, table in {chosen: {}, **rules}.items():
+        if name in ALGORITHMS and isinstance(table, Mapping):
+            try:
+                _make_rule(ALGORITHMS[name], name, table, own if name == chosen else {})
+            except ConfigError as error:
+                problems += error.problems
+    return problems

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from . import generators
 from .algorithm import ClientId
-from .algorithms import make_rule
 from .checkpoints import Origin
 from .config import RunConfig
 from .data import (
@@ -51,7 +50,10 @@ from .vectors import FlatModel
 
 
 class Experiment:
-    """Data, model and rule of one configuration, checked and ready to run."""
+    """Data, model and rule of one configuration, checked and ready to run.
+
+    `given` names what came as Python objects instead of from the configuration.
+    """
 
     def __init__(
         self,
@@ -61,12 +63,13 @@ class Experiment:
         data: FederatedData | None = None,
         loss: Loss | None = None,
         metric: Metric | None = None,
+        given: Sequence[str] = (),
     ) -> None:
         _require_functions(model=model, loss=loss, metric=metric)
         self.config, folders = config, config.import_folders
         errors: list[FedoptError] = []  # of all parts, to be reported together
         with collected(errors):
-            self.rule = make_rule(config)
+            self.rule = config.make_rule()
         with collected(errors):
             self.device = pick_device(config.training.device)
         with collected(errors):
@@ -81,7 +84,7 @@ class Experiment:
             require_examples(dict(enumerate(self._loaded.clients)))
         raise_together(errors)
         self.metric_name = "custom" if metric else config.model.metric
-        self.given: list[str] = []  # what came as Python objects instead of from the configuration
+        self._given = list(given)
         self._factory = model
         self._modules: list[nn.Module] = []  # that were made here
         self.metric = self._usable_metric(self.metric)
@@ -153,12 +156,12 @@ class Experiment:
 
     @cached_property
     def origin(self) -> Origin:
-        """What this was made from, for the runs that go on with it."""
+        """What this was made from, for the runs that continue it."""
         config = self.config
         names = (config.algorithm.name, config.data.name, config.model.name)
         own = [n for n in (*names, config.model.loss, config.model.metric) if is_import_path(n)]
         code = {name: file_digest(name) for name in own}
-        return Origin(self.given, fingerprint(self._loaded), code)
+        return Origin(self._given, fingerprint(self._loaded), code)
 
     def _num_classes(self) -> int:
         """Classes for a built-in model; for others they are not counted, as that reads all data."""
@@ -196,12 +199,9 @@ class Experiment:
 
     def pool(self, size: int) -> ModelPool:
         """Return the models of `size` workers; the server's, idle while clients train, is one."""
-        section = self.config.model
         return ModelPool(
             [self.model, *(self.make_model() for _ in range(size - 1))],
             self.loss,
-            model_name=section.name,
-            loss_name=section.loss,
             stochastic=self.stochastic,
             metric=self.metric,
         )

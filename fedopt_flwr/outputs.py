@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import math
 import os
@@ -12,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import filelock
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
 from .checkpoints import (
-    CHECKPOINT,
     Checkpoint,
     has_checkpoint,
     read_checkpoint,
@@ -26,10 +25,12 @@ from .checkpoints import (
     write_checkpoint,
 )
 from .errors import ConfigError, RunError
+from .files import replacing
 from .metrics import RoundRecord, as_json
 
 CONFIG, ROUNDS, SUMMARY, MODEL = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors"
 CURVES = "curves.png"
+_LOCK = ".lock"  # there while a process writes to the folder
 _RECORD = TypeAdapter(RoundRecord)
 _REMEDIES = {
     errno.EROFS: "make the folder writable",
@@ -44,7 +45,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._rounds: TextIO | None = None
-        self._lock: int | None = None
+        self._lock = filelock.FileLock(path / _LOCK, blocking=False)
         self._made: list[Path] = []  # folders that were not there, the innermost first
 
     def require_unused(self) -> None:
@@ -67,17 +68,19 @@ class RunDirectory:
                 f"output.directory: {str(self.path)!r} is a file; name a new or empty folder"
             )
         if (self.path / ROUNDS).exists():
-            go_on = f", or go on with it: --resume {self.path}" if has_checkpoint(self.path) else ""
+            more = f", or continue it: --resume {self.path}" if has_checkpoint(self.path) else ""
             raise ConfigError(
                 f"output.directory: {str(self.path)!r} already holds a run; name another folder or "
-                f"remove this one{go_on}"
+                f"remove this one{more}"
             )
-        for name in (CONFIG, SUMMARY, MODEL, CURVES, CHECKPOINT, f"{CHECKPOINT}.old"):
-            if (self.path / name).exists():
-                raise ConfigError(
-                    f"output.directory: {str(self.path)!r} holds a {name!r}, which a run would "
-                    "write over; name a new or empty folder"
-                )
+        present = [name for name in (CONFIG, SUMMARY, MODEL, CURVES) if (self.path / name).exists()]
+        if has_checkpoint(self.path):
+            present.append("checkpoint")
+        if present:
+            raise ConfigError(
+                f"output.directory: {str(self.path)!r} holds a {present[0]!r}, which a run would "
+                "write over; name a new or empty folder"
+            )
 
     def open(self, config: Mapping[str, Any]) -> None:
         """Create the folder and start a run in it."""
@@ -99,22 +102,21 @@ class RunDirectory:
                 raise
 
     def lock(self) -> None:
-        """Keep other processes from going on with this run, until `close`; the system unlocks it
+        """Keep other processes from continuing this run until `close`; the system unlocks it
         however this process ends. ConfigError if another has it."""
         try:
-            self._lock = os.open(self.path, os.O_RDONLY)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            self._lock.acquire()
+        except filelock.Timeout:
             self.close()
             raise ConfigError(
                 f"--resume: the run in {str(self.path)!r} is not over, another process is at it; "
                 "wait for it or stop it"
             ) from None
-        except OSError:  # a file system without locks
+        except (OSError, NotImplementedError):  # a file system without locks
             pass
 
     def reopen(self, last_round: int) -> list[RoundRecord]:
-        """Go on after `last_round`: later lines are dropped; return the records before."""
+        """Continue after `last_round`: later lines are dropped; return the records before."""
         self.lock()
         try:
             return self._reopen(last_round)
@@ -160,20 +162,24 @@ class RunDirectory:
 
     def _require_in_place(self, rounds: TextIO) -> None:
         """Raise FileNotFoundError if this path has become another run's, or nobody's."""
-        was_moved = self._lock is not None and not (
-            self.path.exists() and os.path.samestat(self.path.stat(), os.fstat(self._lock))
-        )
-        if was_moved or os.fstat(rounds.fileno()).st_nlink == 0:
+        if not self._is_in_place(rounds):
             raise FileNotFoundError(errno.ENOENT, "the run's folder was moved or removed")
 
+    def _is_in_place(self, rounds: TextIO) -> bool:
+        path = self.path / ROUNDS
+        return path.exists() and os.path.samestat(path.stat(), os.fstat(rounds.fileno()))
+
     def close(self) -> None:
-        file, self._rounds = self._rounds, None
-        if file is not None:
+        is_ours = self._rounds is None or self._is_in_place(self._rounds)
+        if self._rounds is not None:
             with contextlib.suppress(OSError):  # unwritten text was reported by `add`
-                file.close()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+                self._rounds.close()
+            self._rounds = None
+        if self._lock.is_locked:
+            if is_ours:
+                with contextlib.suppress(OSError):
+                    (self.path / _LOCK).unlink()
+            self._lock.release()
 
     def discard(self) -> None:
         """Remove what `open` made."""
@@ -216,11 +222,13 @@ class RunDirectory:
     def _remedy(self, error: Exception) -> str:
         code = getattr(error, "errno", None) or 0
         if code == errno.ENOENT:
-            return "put the folder back; if it holds a checkpoint, go on with --resume and its path"
+            return (
+                "put the folder back; if it holds a checkpoint, continue with --resume and its path"
+            )
         advice = _REMEDIES.get(code, "make room")
         if not has_checkpoint(self.path):
             return f"{advice} and start again"
-        return f"{advice}, then go on with --resume {self.path}"
+        return f"{advice}, then continue with --resume {self.path}"
 
     def read_checkpoint(self) -> Checkpoint:
         """Return the last checkpoint; ConfigError says what to do when there is none, or when the
@@ -249,20 +257,3 @@ def _record(line: str) -> RoundRecord:
 
 def _line(record: RoundRecord) -> str:
     return json.dumps(as_json(record.to_dict())) + "\n"
-
-
-class replacing:
-    """A path to write to that takes the place of `target` at the end, or leaves nothing behind."""
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-        self._unfinished = target.with_name(target.name + ".unfinished")
-
-    def __enter__(self) -> Path:
-        return self._unfinished
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            os.replace(self._unfinished, self._target)
-        else:
-            self._unfinished.unlink(missing_ok=True)

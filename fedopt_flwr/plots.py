@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .files import replacing
 from .metrics import RoundRecord
-from .outputs import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""Going on with a run: what its folder must hold, and what must be as it was."""
+"""Resuming a run: what its folder must hold, and what must be as it was."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from .data.fingerprint import TRAINING
 from .errors import ConfigError, FedoptWarning
 from .experiment import Experiment
 from .outputs import CONFIG, MODEL, SUMMARY, RunDirectory
-from .settings import as_setting
 
 _MAY_CHANGE = {  # how long one waits, what computes, what is kept
     "federation.min_replies",
@@ -30,14 +29,14 @@ _MAY_CHANGE = {  # how long one waits, what computes, what is kept
 def read_run(
     directory: Path, config: Path | None = None, settings: Sequence[str] = ()
 ) -> tuple[RunConfig, Checkpoint]:
-    """Return what is needed to go on with a run; ConfigError if there is nothing to go on with.
+    """Return what is needed to resume a run; ConfigError if there is nothing to resume.
 
     `config` is a file that takes the place of the folder's own, with its code beside it, and
     `settings` change either; both must agree with the run in all that decides the result.
     """
     checkpoint = RunDirectory(directory).read_checkpoint()
-    file, place = config or directory / CONFIG, as_setting("output.directory", str(directory))
-    found = RunConfig.from_file(file, [*settings, place])
+    file = config or directory / CONFIG
+    found = RunConfig.from_file(file, settings, {"output.directory": str(directory)})
     if config is None:
         found = found.looking_in(Path(checkpoint.folder))
     _require_unchanged(found, checkpoint, f"{str(file)!r}{' and --set' if settings else ''}")

@@ -6,6 +6,7 @@ import contextlib
 import math
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -27,6 +28,7 @@ from .plots import draw_curves
 from .resuming import require_same_clients
 
 _FLOAT_BYTES = 4
+_NAMED = 5  # failing clients that are named
 
 
 @dataclass
@@ -37,7 +39,7 @@ class Result:
     model: nn.Module
     rounds: list[RoundRecord]
     summary: dict[str, Any]
-    rounds_before: int = 0  # of the checkpoint that this call went on from
+    rounds_before: int = 0  # of the checkpoint that this call resumed
 
     @property
     def idle_from(self) -> int | None:
@@ -90,16 +92,19 @@ class Run:
         checkpoint: Checkpoint | None,
         *,
         in_memory: bool,
+        while_waiting: Callable[[], None] = lambda: None,
         client_state: Callable[[ClientId, int], Mapping[str, Tensor]] | None = None,
     ) -> None:
         config = experiment.config
-        self._experiment, self._listener = experiment, listener
+        self._experiment = experiment
+        self._listener = listener
         self._client_state = client_state
+        self._listener_failed = False
         self._directory: RunDirectory | None = None
         self._records: list[RoundRecord] = []
         self._initial_loss: float | None = None  # on the test data; round 0 holds it where it is
         self.num_rounds = config.federation.num_rounds  # still to do
-        self._checkpoint = checkpoint  # that the run goes on from
+        self._checkpoint = checkpoint  # that the run continues from
         if checkpoint:
             self.num_rounds -= checkpoint.server.round
             self._initial_loss = checkpoint.initial_loss
@@ -108,14 +113,12 @@ class Run:
         self.strategy = FederatedStrategy(
             experiment.rule,
             experiment.model,
-            config.federation,
-            config.training,
+            config,
             template=experiment.template(),
-            schedule=config.schedule,
             evaluate=experiment.evaluate if experiment.data.test is not None else None,
-            evaluate_every=config.output.evaluate_every,
             on_start=self._start,
             on_round=self._take,
+            while_waiting=while_waiting,
             in_memory=in_memory,
             resume=checkpoint.server if checkpoint else None,
         )
@@ -123,7 +126,8 @@ class Run:
     def _start(self, rule: Algorithm, plan: Plan) -> None:
         if self._checkpoint is not None:
             require_same_clients(plan, self._checkpoint)
-        self._listener.on_start(rule, plan, self._experiment)
+        with self._listening():
+            self._listener.on_start(rule, plan, self._experiment)
         is_new = self._checkpoint is None and not rule.start_names
         if self._experiment.data.test is not None and is_new:
             self._initial_loss = self._experiment.evaluate(self.strategy.model).loss
@@ -133,7 +137,7 @@ class Run:
         """Write the run's files meanwhile, if it has a directory."""
         config = self._experiment.config
         if config.output.directory is None:
-            with _own_rule(config):
+            with self._naming_own_rule():
                 yield
             return
         directory = RunDirectory(config.output.directory)
@@ -145,7 +149,7 @@ class Run:
             self._records += [self._with_lost_loss(record) for record in records]
         self._directory = directory
         try:
-            with _own_rule(config):
+            with self._naming_own_rule():
                 yield
         finally:
             directory.close()
@@ -171,8 +175,35 @@ class Run:
             if every and record.round and record.round % every == 0:
                 self._directory.write_checkpoint(self._new_checkpoint())
                 if self._client_state is None:
-                    self.strategy.durable_versions = dict(self.strategy.versions)
-        self._listener.on_round(record)
+                    self.strategy.confirm_checkpoint()
+        with self._listening():
+            self._listener.on_round(record)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """What is raised meanwhile is the listener's and no rule's."""
+        self._listener_failed = True
+        yield
+        self._listener_failed = False
+
+    @contextlib.contextmanager
+    def _naming_own_rule(self) -> Iterator[None]:
+        """Say in a line what a user's own rule raised, and where."""
+        name = self._experiment.config.algorithm.name
+        try:
+            yield
+        except FedoptError:
+            raise
+        except Exception as error:
+            if not is_import_path(name) or self._listener_failed:
+                raise
+            places = traceback.extract_tb(error.__traceback__)
+            own = [place for place in places if place.filename == file_of(name)]
+            place = [*places, *own][-1]  # without one of its own, it gave something unusable
+            raise RunError(
+                f"algorithm.name: {name!r} failed in {place.filename}, line "
+                f"{place.lineno}: {type(error).__name__}: {error}"
+            ) from error
 
     def _new_checkpoint(self) -> Checkpoint:
         server, config = self.strategy.snapshot(), self._experiment.config
@@ -199,7 +230,7 @@ class Run:
     def finish(self) -> Result:
         """Write summary, model and curves, and return the result."""
         strategy = self.strategy
-        strategy.load_model()
+        strategy.write_to_model()
         model = strategy.model
         vector = model.vector.detach().cpu().numpy().copy()
         summary = {
@@ -227,6 +258,7 @@ class Run:
         if self._directory is not None:
             self._write_results(self._directory, result)
         _warn_if_idle(result)
+        _warn_of_failing_clients(result)
         return result
 
     def _write_results(self, directory: RunDirectory, result: Result) -> None:
@@ -240,6 +272,29 @@ class Run:
             draw_curves({name: [self._records]}, directory.path / CURVES, title)
         except OSError as error:  # all that counts is written
             warnings.warn(f"{CURVES}: not drawn: {error}", FedoptWarning, stacklevel=2)
+
+
+def _warn_of_failing_clients(result: Result) -> None:
+    """Name clients that failed in at least half of the rounds in which they were asked."""
+    if result.idle_from is not None:
+        return
+    counted = Counter(i for r in result.rounds if r.round for i in r.clients)
+    errors = [e for r in result.rounds if r.round for e in r.errors if e["phase"] == "train"]
+    failed = Counter(error["client"] for error in errors)
+    last = {error["client"]: error["error"] for error in errors}
+    failing = [i for i in failed if 1 < failed[i] >= counted[i]]
+    for client_id in failing[:_NAMED]:
+        asked = failed[client_id] + counted[client_id]
+        warnings.warn(
+            f"client {client_id}: failed in {failed[client_id]} of the {asked} rounds in which it "
+            f"was asked, so the model knows little of its data; the last error: {last[client_id]}",
+            FedoptWarning,
+            stacklevel=3,
+        )
+    if len(failing) > _NAMED:
+        more = len(failing) - _NAMED
+        text = f"{more} more clients failed in at least half of their rounds; see rounds.jsonl"
+        warnings.warn(text, FedoptWarning, stacklevel=3)
 
 
 def _warn_if_idle(result: Result) -> None:
@@ -257,32 +312,10 @@ def _warn_if_idle(result: Result) -> None:
 
 
 def _require_states(record: RoundRecord) -> None:
-    """End a run that nobody can go on with, before a checkpoint takes the good one's place."""
+    """End a run that nobody can continue, before a checkpoint takes the good one's place."""
     lost = [error for error in record.errors if STATE_LOST in str(error["error"])]
     if lost and len(lost) == record.num_asked:
         raise RunError(
             f"--resume: round {record.round}: {lost[0]['error']}; start the clients with the "
             "--state-dir that they had, or start a new run"
         )
-
-
-@contextlib.contextmanager
-def _own_rule(config: RunConfig) -> Iterator[None]:
-    """Say in a line what a user's own rule raised, and where."""
-    try:
-        yield
-    except FedoptError:
-        raise
-    except Exception as error:
-        name = config.algorithm.name
-        if not is_import_path(name):
-            raise
-        places = traceback.extract_tb(error.__traceback__)
-        if any(place.name in ("on_start", "on_round") for place in places):  # a listener's
-            raise
-        own = [place for place in places if place.filename == file_of(name)]
-        place = [*places, *own][-1]  # without one of its own, it gave something unusable
-        raise RunError(
-            f"algorithm.name: {name!r} failed in {place.filename}, line "
-            f"{place.lineno}: {type(error).__name__}: {error}"
-        ) from error

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from .errors import ConfigError
 
-_PATHS = {("data", "path"), ("output", "directory")}
+_PATHS = {"data.path", "output.directory"}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         RecursionError,
     ) as error:  # not TOML, not UTF-8, or a number of thousands of digits
         raise ConfigError(
-            f"config file: {str(path)!r} is not TOML: {error}; mend that line"
+            f"config file: {str(path)!r} is not TOML: {error}; fix that line"
         ) from None
 
 
@@ -38,23 +38,29 @@ def apply_setting(data: dict[str, Any], setting: str) -> None:
     parts = key.strip().split(".")
     if not equals or len(parts) < 2 or not all(parts):
         raise ConfigError(f"--set {setting!r}: must have the form section.key=VALUE")
-    if parts[0] == "rules" and len(parts) > 2:  # one's own has dots: rules.pkg.mod:Rule.key
-        parts = ["rules", ".".join(parts[1:-1]), parts[-1]]
-    for part in parts[:-1]:
-        data = data.setdefault(part, {})
-        if not isinstance(data, dict):
-            raise ConfigError(f"--set {setting!r}: {part!r} is a value, not a section")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         value = text.strip()
     is_date = isinstance(value, (date, time))  # no key takes one
-    is_number = isinstance(value, (int, float)) and tuple(parts) in _PATHS  # runs/2024 as 2024
-    data[parts[-1]] = text.strip() if is_date or is_number else value
+    is_number = isinstance(value, (int, float)) and key.strip() in _PATHS  # runs/2024 as 2024
+    set_value(data, key, text.strip() if is_date or is_number else value)
+
+
+def set_value(data: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value at its `section.key`; ConfigError if the section is a value."""
+    parts = key.strip().split(".")
+    if parts[0] == "rules" and len(parts) > 2:  # your own has dots: rules.pkg.mod:Rule.key
+        parts = ["rules", ".".join(parts[1:-1]), parts[-1]]
+    for part in parts[:-1]:
+        data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"--set {key}: {part!r} is a value, not a section")
+    data[parts[-1]] = value
 
 
 def as_setting(key: str, value: Any) -> str:
-    """Return `section.key=VALUE` that `apply_setting` reads back as this very value."""
+    """Return `section.key=VALUE`, for another process, that is read back as this very value."""
     return key + tomli_w.dumps({"v": value}).strip().removeprefix("v ")
 
 

@@ -1,9 +1,10 @@
-"""Running an experiment in this process, and going on after a stop."""
+"""Running an experiment in this process, and resuming it after a stop."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,30 @@ from .resuming import read_run, require_same
 from .runs import Listener, Result, Run, Silent
 
 
+@dataclass(frozen=True)
+class _Objects:
+    """What a run may be given as Python objects instead of by its configuration."""
+
+    model: Callable[[], nn.Module] | None
+    client_data: Sequence[Any] | None
+    test_data: Any | None
+    loss: Loss | None
+    metric: Metric | None
+
+    def experiment(self, config: RunConfig) -> Experiment:
+        data = None
+        if self.client_data is not None or self.test_data is not None:
+            data = from_datasets(self.client_data, self.test_data, config)
+        return Experiment(
+            config,
+            model=self.model,
+            data=data,
+            loss=self.loss,
+            metric=self.metric,
+            given=[f.name for f in fields(self) if getattr(self, f.name) is not None],
+        )
+
+
 def simulate(
     config: RunConfig | Mapping[str, Any] | Path | str,
     model: Callable[[], nn.Module] | None = None,
@@ -35,12 +60,13 @@ def simulate(
     """Run a federation inside this process.
 
     `model` returns an nn.Module, whose parameters as returned are x⁰; `client_data` is a list of
-    map-style data sets of (input, target), one a client; `loss` and `metric` take (outputs,
-    targets) and return the mean over the batch. What is not given comes from `config`. Files are
-    written if `output.directory` is set. Raises FedoptError with all that is wrong.
+    map-style data sets of (input, target), one a client; `loss` takes (outputs, targets) and
+    returns the mean over the batch, `metric` takes those of the whole test set. What is not given
+    comes from `config`. Files are written if `output.directory` is set. Raises FedoptError with all
+    that is wrong.
     """
-    run_config = RunConfig.coerce(config)
-    experiment = _experiment(run_config, model, client_data, test_data, loss, metric)
+    objects = _Objects(model, client_data, test_data, loss, metric)
+    experiment = objects.experiment(RunConfig.coerce(config))
     return run_experiment(experiment, workers=workers, listener=listener)
 
 
@@ -55,7 +81,7 @@ def resume(
     workers: int = 1,
     listener: Listener | None = None,
 ) -> Result:
-    """Go on with a run from the last checkpoint in its directory, bit for bit.
+    """Continue a run from the last checkpoint in its directory, bit for bit.
 
     What the run was given as objects, its configuration cannot hold: give the same ones again.
     ConfigError names what is not as it was; own code that was changed is only a warning.
@@ -64,35 +90,12 @@ def resume(
     if checkpoint.clients_keep_state:
         raise ConfigError(
             f"--resume: the clients of the run in {str(directory)!r} were processes of their own "
-            "that keep its state; go on with `fedopt launch --resume`, or with `fedopt server "
+            "that keep its state; continue with `fedopt launch --resume`, or with `fedopt server "
             "--resume` and those clients"
         )
-    experiment = _experiment(config, model, client_data, test_data, loss, metric)
+    experiment = _Objects(model, client_data, test_data, loss, metric).experiment(config)
     require_same(experiment, checkpoint, Path(directory))
     return run_experiment(experiment, workers=workers, listener=listener, checkpoint=checkpoint)
-
-
-def _experiment(
-    config: RunConfig,
-    model: Callable[[], nn.Module] | None,
-    client_data: Sequence[Any] | None,
-    test_data: Any | None,
-    loss: Loss | None,
-    metric: Metric | None,
-) -> Experiment:
-    objects = {
-        "model": model,
-        "client_data": client_data,
-        "test_data": test_data,
-        "loss": loss,
-        "metric": metric,
-    }
-    data = None
-    if client_data is not None or test_data is not None:
-        data = from_datasets(client_data, test_data, config)
-    experiment = Experiment(config, model=model, data=data, loss=loss, metric=metric)
-    experiment.given = [name for name, value in objects.items() if value is not None]
-    return experiment
 
 
 def run_experiment(

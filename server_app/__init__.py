@@ -19,7 +19,7 @@ def main(grid: Grid, context: Context) -> None:
     config = read_run_config(context.run_config)
     if config.output.directory is None:
         folder = Path.cwd() / "runs" / f"flwr-{context.run_id}"
-        config = config.updated([f"output.directory={folder}"])
+        config = config.with_values({"output.directory": str(folder)})
     with RunDisplay() as display:
         result = serve_on_grid(config, display, grid)
     display.finish(result, config.output.directory)

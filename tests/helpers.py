@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,12 @@ def make_plan(
         local_steps=dict(enumerate(steps)),
         importance=dict.fromkeys(range(num_clients), 1 / num_clients),
     )
+
+
+def checkpoint_file(run: Path) -> Path:
+    """The one checkpoint of a run's folder."""
+    (file,) = run.glob("checkpoint-*.safetensors")
+    return file
 
 
 def softmax_clients(sizes: Sequence[int], seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -132,24 +139,22 @@ def open_run(
         run_config, model=model, data=from_datasets(datasets, test_data, run_config)
     )
     states, records = MemoryStates(), []
-    strategy = FederatedStrategy(
-        experiment.rule,
-        experiment.model,
-        run_config.federation,
-        run_config.training,
-        template=experiment.template(),
-        schedule=run_config.schedule,
-        evaluate=experiment.evaluate if test_data is not None else None,
-        in_memory=True,
-    )
-    run = OpenRun(strategy, states, records)
 
     def take(record: RoundRecord) -> None:
         records.append(record)
         if on_round is not None:
             on_round(run)
 
-    strategy.on_round = take
+    strategy = FederatedStrategy(
+        experiment.rule,
+        experiment.model,
+        run_config,
+        template=experiment.template(),
+        evaluate=experiment.evaluate if test_data is not None else None,
+        on_round=take,
+        in_memory=True,
+    )
+    run = OpenRun(strategy, states, records)
     pool = experiment.pool(workers)
     clients = [
         wrap(FederatedClient(i, d, pool, states)) for i, d in enumerate(experiment.data.clients)
@@ -162,5 +167,5 @@ def open_run(
         workers=workers,
         round_timeout=run_config.federation.round_timeout,
     )
-    strategy.load_model()
+    strategy.write_to_model()
     return run

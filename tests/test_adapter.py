@@ -193,16 +193,6 @@ def test_a_reply_after_the_round_timeout_is_not_counted() -> None:
     assert "round_timeout is 2 s" in run.records[1].errors[0]["error"]
 
 
-def test_a_client_refuses_code_that_its_own_configuration_does_not_name() -> None:
-    def renamed(client: FederatedClient) -> FederatedClient:
-        client._models.loss_name = "my_loss:robust"
-        return client
-
-    run = open_run(config(rounds=1), CLIENTS, wrap=renamed)
-    assert run.records[0].failures == 5
-    assert "the server asks for 'cross_entropy'; this client" in run.records[0].errors[0]["error"]
-
-
 def test_a_lost_state_is_an_error_that_names_client_and_round() -> None:
     states = MemoryStates()
     states.save(7, 3, {})

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fedopt_flwr.checkpoints import has_checkpoint
 from fedopt_flwr.cli import main
 from fedopt_flwr.errors import FedoptWarning
 
@@ -266,7 +267,7 @@ def test_a_simulation_that_is_stopped_says_how_to_go_on(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     deadline = time.monotonic() + 60
-    while not (tmp_path / "run" / "checkpoint").is_dir():
+    while not has_checkpoint(tmp_path / "run"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(ending)

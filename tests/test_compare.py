@@ -33,7 +33,7 @@ def test_compare_ends_with_a_table_and_curves(tmp_path: Path) -> None:
         above = [n for n, loss in losses.items() if loss > 2.3]
         assert row["holds_from"]["loss 2.3"] == min(n for n in losses if n > max(above, default=-1))
     assert (tmp_path / "out" / "curves.png").is_file()
-    refused(fedopt("compare", *arguments, cwd=tmp_path), "output.directory: 'out' is there")
+    refused(fedopt("compare", *arguments, cwd=tmp_path), "output.directory: 'out' exists")
 
 
 @pytest.mark.slow

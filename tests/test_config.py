@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,6 @@ from pydantic import Field, ValidationError
 from fedopt_flwr import ConfigError, DataError, ModelError, RunConfig, simulate
 from fedopt_flwr.algorithms import FedAvg
 from fedopt_flwr.errors import validation_problems
-from fedopt_flwr.experiment import make_rule
 from fedopt_flwr.settings import apply_setting, as_setting
 
 
@@ -229,7 +230,7 @@ def test_steps_and_epochs_exclude_each_other() -> None:
 )
 def test_bad_rules_and_hyperparameters_are_named(section: dict, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        make_rule(RunConfig(algorithm=section))
+        RunConfig(algorithm=section).make_rule()
     assert text in str(caught.value)
 
 
@@ -312,3 +313,18 @@ def test_a_model_without_a_trainable_parameter_is_refused() -> None:
         simulate({}, model=lambda: torch.nn.Linear(64, 10).requires_grad_(False))
     with pytest.raises(ConfigError, match=r"must return an nn\.Module"):
         simulate({}, model=lambda: "a model")
+
+
+def test_rules_are_checked_in_a_fresh_interpreter_whatever_was_imported_before() -> None:
+    program = (
+        "from fedopt_flwr import ConfigError, RunConfig\n"
+        "try:\n    RunConfig(algorithm={'name': 'nope'}, federation={'num_clients': 0},"
+        " rules={'fedavg': {'speed': 1}})\n"
+        "except ConfigError as error:\n    print(*error.problems, sep='\\n')"
+    )
+    output = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert [line.partition(":")[0] for line in output.splitlines()] == [
+        "federation.num_clients",
+        "algorithm.name",
+        "rules.fedavg.speed",
+    ]

@@ -93,7 +93,7 @@ def test_a_strategy_that_waits_for_more_clients_is_told_so() -> None:
 
     outcomes = verify_pair(patient, PlainClient)
     assert all(outcome.verdict == "failed" for outcome in outcomes)
-    assert "waits for 10 clients; the 4 of this run are all there" in outcomes[0].note
+    assert "waits for 10 clients; the 4 of this run are all connected" in outcomes[0].note
 
 
 def test_clients_of_a_pair_are_asked_one_after_another() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedopt_flwr
 from fedopt_flwr import ConfigError, RunConfig, simulate
 from fedopt_flwr.algorithm import Algorithm
-from fedopt_flwr.algorithms import ALGORITHMS, FedAvg, find_rule, register
+from fedopt_flwr.algorithms import ALGORITHMS, FedAvg, load_rule, register
 from fedopt_flwr.data import load_federated_data
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -79,9 +82,9 @@ def test_mnist_with_a_cnn_reaches_what_the_readme_says(real_data: Path) -> None:
         assert result.rounds[-1].test_accuracy > least, name
 
 
-def fedopt(*arguments: str, cwd: Path) -> str:
+def fedopt(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> str:
     command = [sys.executable, "-m", "fedopt_flwr", *arguments]
-    run = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
@@ -110,6 +113,44 @@ def test_a_custom_algorithm_from_outside_the_package_trains_in_processes_too(
     assert summary["final_test_accuracy"] > 0.8
 
 
+@pytest.mark.slow
+def test_a_new_rule_is_one_file_one_line_and_two_names(tmp_path: Path) -> None:
+    """The example moved inside of a copy of the package gives the bytes that it gives outside."""
+    package = tmp_path / "copy" / "fedopt_flwr"
+    shutil.copytree(Path(fedopt_flwr.__file__).parent, package)
+    shutil.copy(EXAMPLES / "custom_algorithm" / "sign_fedavg.py", package / "algorithms")
+    table = package / "algorithms" / "__init__.py"
+    line = "from .sign_fedavg import SignFedAvg as SignFedAvg\n"
+    table.write_text(table.read_text().replace("# isort: on\n", f"{line}# isort: on\n"))
+    for name, base in (
+        ("strategies", "SignFedAvg(RuleStrategy)"),
+        ("clients", "SignFedAvgClient(Client)"),
+    ):
+        file = package / f"{name}.py"
+        file.write_text(f"{file.read_text()}\n\nclass {base}:\n    kind = algorithms.SignFedAvg\n")
+    inside = {**os.environ, "PYTHONPATH": str(tmp_path / "copy")}
+    config = (EXAMPLES / "custom_algorithm" / "federation.toml").read_text()
+    (tmp_path / "inside.toml").write_text(config.replace("sign_fedavg:SignFedAvg", "sign_fedavg"))
+
+    fedopt("simulate", "inside.toml", "--set", "output.directory=inside", cwd=tmp_path, env=inside)
+    outside = str(EXAMPLES / "custom_algorithm" / "federation.toml")
+    fedopt("simulate", outside, "--set", "output.directory=outside", cwd=tmp_path)
+    models = [tmp_path / name / "model.safetensors" for name in ("inside", "outside")]
+    assert models[0].read_bytes() == models[1].read_bytes()
+    assert "sign_fedavg" in fedopt("algorithms", cwd=tmp_path, env=inside)
+    assert "0 failed" in fedopt("verify", "sign_fedavg", cwd=tmp_path, env=inside)
+    program = (
+        "import inspect; from fedopt_flwr import clients, strategies;"
+        "print(inspect.signature(strategies.SignFedAvg).parameters['client_learning_rate'].default,"
+        " clients.SignFedAvgClient.kind.name)"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    assert subprocess.check_output(command, cwd=tmp_path, env=inside, text=True).split() == [
+        "0.002",
+        "sign_fedavg",
+    ]
+
+
 def test_a_rule_cannot_take_the_name_of_another() -> None:
     class Impostor(Algorithm):
         name = "fedavg"
@@ -118,4 +159,4 @@ def test_a_rule_cannot_take_the_name_of_another() -> None:
         register(Impostor)
     assert ALGORITHMS["fedavg"] is FedAvg
     with pytest.raises(ConfigError, match="is no subclass of fedopt_flwr's Algorithm"):
-        find_rule("json:loads")
+        load_rule("json:loads")

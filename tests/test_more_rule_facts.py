@@ -280,7 +280,7 @@ def test_every_rule_leaves_batch_norm_to_the_adapter(name: str) -> None:
 
     run = open_run(config(name, 3, 3), DATA, model)
     assert all(record.failures == 0 for record in run.records)
-    run.strategy.load_model()
+    run.strategy.write_to_model()
     scalars = ("distance", "squared_gradients")
     sizes = {v.numel() for n, v in run.strategy.state.vectors.items() if n not in scalars}
     assert sizes == {run.strategy.model.size}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn
@@ -23,13 +24,14 @@ from helpers import CLASSES, FEATURES, as_datasets, linear_model, softmax_client
 from torch import nn
 from torch.utils.data import Subset
 
-from fedopt_flwr import ConfigError, RunError, clients, simulate, strategies
-from fedopt_flwr.algorithms import ALGORITHMS
-from fedopt_flwr.data import as_client_data
-from fedopt_flwr.engines.foreign import ForeignProxy
+from fedopt_flwr import ConfigError, RunConfig, RunError, clients, simulate, strategies
+from fedopt_flwr.algorithms import ALGORITHMS, FedAvg
+from fedopt_flwr.data import as_client_data, from_datasets
+from fedopt_flwr.engines.foreign import ForeignProxy, run_pair
 from fedopt_flwr.engines.in_process import run_in_process
-from fedopt_flwr.flower import MemoryStates
-from fedopt_flwr.flower.app_client import AppClient
+from fedopt_flwr.experiment import Experiment
+from fedopt_flwr.flower import FederatedStrategy, MemoryStates
+from fedopt_flwr.flower.app_client import Client
 from fedopt_flwr.metrics import RoundRecord
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
@@ -43,7 +45,7 @@ def contexts() -> list[Any]:
     return [SimpleNamespace(node_config={"partition-id": i}, state=RecordDict()) for i in range(3)]
 
 
-def make_clients(kind: type[AppClient], nodes: list[Any]) -> list[AppClient]:
+def make_clients(kind: type[Client], nodes: list[Any]) -> list[Client]:
     return [
         kind(linear_model(), data, context=node, device="cpu")
         for data, node in zip(DATA, nodes, strict=True)
@@ -54,20 +56,96 @@ def run(strategy: Strategy, members: list[Any], rounds: int = 4) -> None:
     run_in_process(strategy, members, MemoryStates(), num_rounds=rounds)  # type: ignore[arg-type]
 
 
-def test_there_is_a_strategy_and_a_client_for_every_rule() -> None:
-    assert set(strategies.__all__) == {*NAMES, "StrategyOptions"}
-    assert set(clients.__all__) == {f"{name}Client" for name in NAMES}
+def test_every_rule_has_a_strategy_and_a_client() -> None:
+    for module, base in ((strategies, strategies.RuleStrategy), (clients, clients.Client)):
+        kinds = {
+            v.kind
+            for v in vars(module).values()
+            if isinstance(v, type) and v is not base and issubclass(v, base)
+        }
+        assert kinds == set(ALGORITHMS.values())
     for name, rule in NAMES.items():
-        assert getattr(clients, f"{name}Client").algorithm == rule
+        assert getattr(clients, f"{name}Client").kind is ALGORITHMS[rule]
+        assert getattr(strategies, name).kind is ALGORITHMS[rule]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_strategy_takes_its_rules_hyperparameters_with_their_defaults(name: str) -> None:
-    parameters = inspect.signature(getattr(strategies, name)).parameters
-    fixed = {"model", "options"}
-    own = {key: value.default for key, value in parameters.items() if key not in fixed}
+def test_help_and_completion_show_a_rules_own_arguments_with_their_defaults(name: str) -> None:
+    kind = getattr(strategies, name)
+    parameters = inspect.signature(kind).parameters
     fields = ALGORITHMS[NAMES[name]].model_fields
-    assert own == {key: field.default for key, field in fields.items()}
+    assert next(iter(parameters)) == "model"
+    assert {key: parameters[key].default for key in fields} == {
+        key: field.default for key, field in fields.items()
+    }
+    assert parameters["num_clients"].default is inspect.Parameter.empty
+    assert parameters["batch_size"].default == 32
+    assert parameters.keys() == {"model", *fields, *strategies.StrategyOptions.__annotations__}
+    text = pydoc.plain(pydoc.render_doc(kind))
+    assert "num_clients" in text
+    assert all(f"{key}=" in text for key in fields)
+    assert ALGORITHMS[NAMES[name]].__doc__.splitlines()[0] in text
+
+
+def test_a_rule_of_your_own_has_a_strategy_and_a_client_in_two_lines_each() -> None:
+    class Halved(FedAvg):
+        name: ClassVar[str] = "halved"
+
+        def server_update(self, state: Any, replies: Any) -> Any:
+            moved = super().server_update(state, replies)["model"]
+            return state.replace(model=(state["model"] + moved) / 2)
+
+    class HalvedStrategy(strategies.RuleStrategy):
+        kind = Halved
+
+    class HalvedClient(clients.Client):
+        kind = Halved
+
+    found = []
+    try:
+        for strategy, kind in (
+            (HalvedStrategy(linear_model(), **SIZES, client_learning_rate=0.1), HalvedClient),
+            (strategies.Strategy(Halved(client_learning_rate=0.1), linear_model(), **SIZES), None),
+        ):
+            run(strategy, make_clients(kind or clients.Client, contexts()))
+            assert strategy.rounds[-1].failures == 0
+            found.append(strategy.model.vector.numpy().tobytes())
+    finally:
+        ALGORITHMS.pop("halved", None)
+    whole = strategies.FedAvg(linear_model(), **SIZES, client_learning_rate=0.1)
+    run(whole, make_clients(clients.Client, contexts()))
+    assert found[0] == found[1] != whole.model.vector.numpy().tobytes()
+
+
+@pytest.mark.parametrize("shares_with_server", [False, True])
+def test_clients_on_one_shared_module_train_as_if_each_had_its_own(
+    shares_with_server: bool,
+) -> None:
+    found = []
+    for is_shared in (False, True):
+        one = linear_model()
+        modules = [one] * 3 if is_shared else [linear_model() for _ in range(3)]
+        servers = one if is_shared and shares_with_server else linear_model()
+        strategy = strategies.FedAvg(servers, **SIZES)
+        pairs = zip(modules, DATA, strict=True)
+        members = [
+            clients.FedAvgClient(m, d, client_id=i, device="cpu") for i, (m, d) in enumerate(pairs)
+        ]
+        arrays = run_pair(strategy, [member.to_client() for member in members], 3)
+        assert [r.failures for r in strategy.rounds] == [0, 0, 0]
+        np.testing.assert_array_equal(arrays[0], strategy.state["model"][:12].view(3, 4).numpy())
+        found.append(strategy.model.vector.numpy().tobytes())
+    assert found[0] == found[1]
+
+
+def test_a_client_with_its_own_module_refuses_a_server_that_names_a_model() -> None:
+    config = RunConfig(federation=SIZES)
+    experiment = Experiment(config, model=linear_model, data=from_datasets(DATA, None, config))
+    strategy = FederatedStrategy(
+        experiment.rule, experiment.model, config, template=experiment.template()
+    )
+    with pytest.raises(RunError, match="asks for model 'mlp' and loss 'cross_entropy', PAdaMFed"):
+        run(strategy, make_clients(clients.PAdaMFedClient, contexts()))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -172,7 +250,7 @@ def test_bad_arguments_are_named() -> None:
 def test_flowers_privacy_wrappers_are_refused_before_anything_is_asked(wrap: Any) -> None:
     strategy = strategies.FedAvg(linear_model(), **SIZES)
     wrapped = wrap(strategy)
-    for name in ("members", "versions", "asked"):
+    for name in ("members", "versions", "asked", "set_max_workers"):
         setattr(wrapped, name, getattr(strategy, name))
     with pytest.raises(RunError, match=r"DifferentialPrivacy.*noise would be dropped"):
         run(wrapped, make_clients(clients.FedAvgClient, contexts()))
@@ -225,13 +303,17 @@ def test_clients_that_share_a_module_do_not_begin_with_each_others_buffers() -> 
 
 def test_buffers_that_the_user_puts_into_a_module_are_where_a_client_begins() -> None:
     net = nn.Sequential(nn.Linear(FEATURES, 2), nn.BatchNorm1d(2), nn.Linear(2, CLASSES))
+    left = []
     for mean in (0.0, 7.0):
         net[1].running_mean.fill_(mean)
-        client = clients.FedAvgClient(net, DATA[0], client_id=0, device="cpu")
+        node = contexts()[0]
+        client = clients.FedAvgClient(net, DATA[0], context=node, device="cpu")
         strategy = strategies.FedAvg(net, **SIZES_OF_1, buffers="local", batch_size=0)
         run(strategy, [client], rounds=1)
-        (start,) = {float(v) for v in client._flat.initial_buffers["buffers.float32"][:2]}
-        assert start == mean
+        (record,) = node.state.array_records.values()
+        left.append(record["buffers.float32"].numpy()[:2])
+    # each of 10 steps keeps nine tenths of the running mean
+    np.testing.assert_allclose(left[1] - left[0], 7 * 0.9**10, rtol=1e-5)
 
 
 def test_a_client_with_other_data_than_at_the_start_is_not_counted_and_c_stays_the_mean() -> None:
@@ -297,5 +379,5 @@ def test_a_connection_that_does_not_introduce_itself_ends_no_run_that_has_begun(
     again = SimpleClientManager()
     again.register(mute)
     server = Server(client_manager=again, strategy=strategies.FedAvg(linear_model(), **SIZES_OF_1))
-    with pytest.raises(RunError, match="did not tell its client id: the node went away; mend"):
+    with pytest.raises(RunError, match="did not tell its client id: the node went away; fix"):
         server.fit(1, None)

@@ -125,9 +125,7 @@ def test_padamfed_normalises_each_local_step() -> None:
     assert run.replies[1].upload["delta"].tolist() == pytest.approx([0.0, -0.2])
     assert run.x.tolist() == pytest.approx([0.88, 0.64])
     assert run.server["control_variate"].tolist() == pytest.approx([1.5, 3.0])
-    assert run.server["server_momentum"].tolist() == pytest.approx(
-        [0.75, 1.5]
-    )  # β(mean + 0)
+    assert run.server["server_momentum"].tolist() == pytest.approx([0.75, 1.5])  # β(mean + 0)
 
 
 def test_padamfed_momentum_uses_the_old_control_variate() -> None:

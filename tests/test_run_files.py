@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import as_datasets, linear_model, softmax_clients
+from helpers import as_datasets, checkpoint_file, linear_model, softmax_clients
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_engine import SOME_FAST, config, model_bytes
 from torch import nn
 
@@ -92,7 +93,7 @@ def test_resume_says_what_is_missing_or_broken(tmp_path: Path) -> None:
     checkpointed = config("padamfed", tmp_path / "run")
     checkpointed["output"]["checkpoint_every"] = 4
     simulate(checkpointed)
-    broken = tmp_path / "run" / "checkpoint" / "clients.safetensors"
+    broken = checkpoint_file(tmp_path / "run")
     broken.write_bytes(broken.read_bytes()[:50])
     with pytest.raises(ConfigError, match="is broken"):
         resume(tmp_path / "run")
@@ -175,6 +176,8 @@ def test_a_full_disk_ends_the_run_with_the_file_and_the_round(tmp_path: Path) ->
     directory = RunDirectory(tmp_path / "run")
     directory.open({})
     directory._rounds.close()
+    (tmp_path / "run" / "rounds.jsonl").unlink()
+    (tmp_path / "run" / "rounds.jsonl").symlink_to("/dev/full")
     directory._rounds = open("/dev/full", "w")  # noqa: SIM115
     with pytest.raises(RunError, match=r"rounds.jsonl: round 4 cannot be written: .*No space left"):
         directory.add(RoundRecord(4))
@@ -211,8 +214,8 @@ def test_records_that_cannot_be_read_are_named(tmp_path: Path, spoil: str) -> No
     rounds.unlink() if spoil == "gone" else rounds.write_text("garbage}\n")
     with pytest.raises(ConfigError, match=r"--resume: .*rounds.jsonl' cannot be read"):
         resume(tmp_path / "run")
-    (tmp_path / "run" / "checkpoint" / "checkpoint.json").write_text("[]")
-    with pytest.raises(ConfigError, match=r"--resume: the checkpoint in .* is broken"):
+    checkpoint_file(tmp_path / "run").write_text("[]")
+    with pytest.raises(ConfigError, match=r"--resume: the checkpoint .* is broken"):
         resume(tmp_path / "run")
 
 
@@ -323,36 +326,51 @@ def test_a_half_written_record_and_those_after_the_checkpoint_are_written_again(
     assert without_times(tmp_path / "run") == records
 
 
-def test_the_older_checkpoint_counts_until_the_newer_one_is_in_its_place(tmp_path: Path) -> None:
-    """As a process leaves them that is killed between the two renames."""
+def test_half_a_checkpoint_of_a_killed_process_is_passed_over(tmp_path: Path) -> None:
     simulate(checkpointed(tmp_path / "run"))
     run = tmp_path / "run"
     before = model_bytes(run)
     (run / "model.safetensors").unlink()
-    (run / "checkpoint").rename(run / "checkpoint.old")
-    (run / "checkpoint.unfinished").mkdir()
+    whole = checkpoint_file(run)
+    (run / "checkpoint-000009.safetensors.unfinished").write_bytes(whole.read_bytes()[:99])
     resume(run)
     assert model_bytes(run) == before
 
 
+@pytest.mark.parametrize("place", ["fedopt_flwr.files.os.replace", "fedopt_flwr.files.os.fsync"])
 def test_a_checkpoint_that_fails_leaves_the_only_whole_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    settings = checkpointed(tmp_path / "run", every=8)
-    simulate(settings)
+    simulate(checkpointed(tmp_path / "run", every=8))
     run = tmp_path / "run"
-    (run / "checkpoint").rename(run / "checkpoint.old")
     directory = RunDirectory(run)
     checkpoint = directory.read_checkpoint()
+    later = replace(checkpoint, server=replace(checkpoint.server, round=9))
 
     def interrupted(*paths: Any) -> None:
         raise OSError("killed")
 
-    monkeypatch.setattr("fedopt_flwr.checkpoints.os.replace", interrupted)
+    monkeypatch.setattr(place, interrupted)
     with pytest.raises(RunError, match="checkpoint cannot be written"):
-        directory.write_checkpoint(checkpoint)
+        directory.write_checkpoint(later)
     monkeypatch.undo()
     assert directory.read_checkpoint().server.round == 8
+    directory.write_checkpoint(later)
+    assert directory.read_checkpoint().server.round == 9
+    assert [path.name for path in run.glob("checkpoint*")] == ["checkpoint-000009.safetensors"]
+
+
+def test_a_checkpoint_of_another_layout_is_refused_by_its_version(tmp_path: Path) -> None:
+    simulate(checkpointed(tmp_path / "run"))
+    run = tmp_path / "run"
+    file = checkpoint_file(run)
+    save_file({"vectors/model": torch.zeros(1)}, file, {"layout": "7"})
+    with pytest.raises(ConfigError, match=r"has layout 7, of another version .* reads layout 2"):
+        resume(run)
+    file.unlink()
+    (run / "checkpoint").mkdir()  # as the first layout was
+    with pytest.raises(ConfigError, match=r"has layout 1, of another version .* reads layout 2"):
+        resume(run)
 
 
 def test_a_refused_folder_leaves_none_of_its_parents(

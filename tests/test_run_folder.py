@@ -12,6 +12,7 @@ from test_resume import At
 from test_run_files import checkpointed, without_times
 
 from fedopt_flwr import ConfigError, RunError, simulate
+from fedopt_flwr.checkpoints import has_checkpoint
 from fedopt_flwr.metrics import RoundRecord
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
@@ -29,7 +30,7 @@ def test_a_run_whose_folder_was_moved_writes_nothing_into_the_next_one(tmp_path:
     simulate(config("scaffold", tmp_path / "alone"))
     assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "alone")
     assert without_times(tmp_path / "run") == without_times(tmp_path / "alone")
-    assert not (tmp_path / "run" / "checkpoint").exists()
+    assert not has_checkpoint(tmp_path / "run")
 
 
 def test_a_folder_that_is_removed_ends_the_run_at_once(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ import pytest
 import torch
 from helpers import OpenRun, as_datasets, linear_model, open_run, softmax_clients
 
-from fedopt_flwr import simulate
+from fedopt_flwr import RunConfig, simulate
 from fedopt_flwr.algorithms import FedAvg, FedMoS
-from fedopt_flwr.config import FederationSection, ScheduleSection, TrainingSection
 from fedopt_flwr.flower import FederatedClient
 from fedopt_flwr.flower.participation import CLUSTERS, Participation, make_plan
 from fedopt_flwr.flower.replies import Upload
@@ -83,12 +82,12 @@ def test_uniform_weights_are_unbiased_by_enumeration() -> None:
 
 
 def participation(sampler: str) -> tuple[Participation, object]:
-    federation = FederationSection(num_clients=6, clients_per_round=3, sampler=sampler)
+    config = RunConfig(federation={"num_clients": 6, "clients_per_round": 3, "sampler": sampler})
     rule = FedMoS()
-    plan = make_plan(rule, federation, TrainingSection(), ScheduleSection(), SHARES)
+    plan = make_plan(rule, config, SHARES)
     state = rule.init_server(torch.zeros(1), plan)
     labels = torch.tensor([0.0, 1.0, 0.0, 1.0, 2.0, 2.0])
-    return Participation(rule, federation, plan), state.replace(**{CLUSTERS: labels})
+    return Participation(rule, config.federation, plan), state.replace(**{CLUSTERS: labels})
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "multinomial", "adaptive", "clustered"])
@@ -233,12 +232,12 @@ def test_the_warm_up_goes_on_while_gradients_are_missing() -> None:
 
 
 def test_weighting_is_the_rules_own_unless_the_configuration_names_one() -> None:
-    federation = FederationSection(num_clients=6, clients_per_round=3)
-    section = (TrainingSection(), ScheduleSection(), SHARES)
-    assert make_plan(FedAvg(), federation, *section).importance[0] == pytest.approx(1 / 6)
-    assert make_plan(FedMoS(), federation, *section).importance[0] == pytest.approx(30 / TOTAL)
-    uniform = federation.model_copy(update={"weighting": "uniform"})
-    assert make_plan(FedMoS(), uniform, *section).importance[0] == pytest.approx(1 / 6)
+    federation = {"num_clients": 6, "clients_per_round": 3}
+    config = RunConfig(federation=federation)
+    assert make_plan(FedAvg(), config, SHARES).importance[0] == pytest.approx(1 / 6)
+    assert make_plan(FedMoS(), config, SHARES).importance[0] == pytest.approx(30 / TOTAL)
+    uniform = RunConfig(federation=federation | {"weighting": "uniform"})
+    assert make_plan(FedMoS(), uniform, SHARES).importance[0] == pytest.approx(1 / 6)
 
 
 def test_a_clustered_run_resumes_with_the_same_groups(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import checkpoint_file
 from processes import PATIENCE, Processes, free_port, wait_until
 from test_federation import SLOW_MODEL, launch, start_client, start_server, write_config
+
+from fedopt_flwr.checkpoints import has_checkpoint
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,10 +44,13 @@ def test_a_launch_goes_on_from_anywhere_with_its_own_code_and_states(processes: 
     processes.folder = folder
     (states,) = (folder / "stateless" / "state").iterdir()
     shutil.rmtree(states / "client-0")
-    before = (folder / "stateless" / "checkpoint" / "server.safetensors").read_bytes()
+    before = checkpoint_file(folder / "stateless").read_bytes()
     for verb, text in (
         ("launch", "--resume: client 0: state of round 3 is asked for; has []"),
-        ("simulate", "were processes of their own that keep its state; go on with `fedopt launch"),
+        (
+            "simulate",
+            "were processes of their own that keep its state; continue with `fedopt launch",
+        ),
         ("launch", "'stateless/state' is not there, which holds the clients' states of a launch"),
     ):
         refused = processes.start(verb, verb, "--resume", "stateless")
@@ -53,7 +59,7 @@ def test_a_launch_goes_on_from_anywhere_with_its_own_code_and_states(processes: 
         assert "Traceback" not in refused.log
         if verb == "simulate":
             shutil.rmtree(states.parent)
-    assert (folder / "stateless" / "checkpoint" / "server.safetensors").read_bytes() == before
+    assert checkpoint_file(folder / "stateless").read_bytes() == before
     assert not (folder / "stateless" / "model.safetensors").exists()
 
 
@@ -81,7 +87,7 @@ def test_clients_that_all_lost_their_state_end_a_resumed_run_and_keep_the_checkp
     for client in clients:
         client.kill()
     shutil.rmtree(folder / "state")
-    kept = (folder / "run" / "checkpoint" / "server.safetensors").read_bytes()
+    kept = checkpoint_file(folder / "run").read_bytes()
     rounds = (folder / "run" / "rounds.jsonl").read_text()
     again = start_server(processes, config, port, "--resume", folder / "run")
     for i in range(3):
@@ -90,7 +96,7 @@ def test_clients_that_all_lost_their_state_end_a_resumed_run_and_keep_the_checkp
     assert "the client lost its state" in again.log
     assert "start the clients with the --state-dir that they had" in again.log
     assert "Traceback" not in again.log
-    assert (folder / "run" / "checkpoint" / "server.safetensors").read_bytes() == kept
+    assert checkpoint_file(folder / "run").read_bytes() == kept
     assert rounds.startswith((folder / "run" / "rounds.jsonl").read_text())
 
 
@@ -124,7 +130,7 @@ def test_a_launch_that_is_stopped_says_how_to_go_on(
     many = ("--set", "federation.num_rounds=100000", "--set", "output.checkpoint_every=2")
     run = launch(processes, "run", "fedavg", 2, *many)
     run.wait_for("5 of 5 clients here")
-    wait_until((processes.folder / "run" / "checkpoint").is_dir, lambda: f"checkpoint: {run.log}")
+    wait_until(lambda: has_checkpoint(processes.folder / "run"), lambda: f"checkpoint: {run.log}")
     run.process.send_signal(ending)
     assert run.ended() == code
     assert "go on with --resume run" in run.log

@@ -2,68 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from ..algorithm import Algorithm
-from ..config import RunConfig
-from ..errors import ConfigError, FedoptError, collected, unknown_name, validation_problems
+from ..errors import ConfigError, unknown_name
 from ..imports import is_import_path, load_attribute
-from .fa_nt import FANT
-from .fadamgc import FAdamGC
-from .fedadagrad import FedAdagrad
-from .fedadam import FedAdam
-from .fedams import FedAMS
-from .fedavg import FedAvg
-from .fedavg_m import FedAvgWithMomentum
-from .fedavg_m_vr import FedAvgWithMomentumVR
-from .fedavgm import FedAvgM
-from .fedmos import FedMoS
-from .fedprox import FedProx
-from .fedyogi import FedYogi
-from .local_adam import LocalAdam
-from .mb_storm import MBSTORM
-from .padamfed import PAdaMFed
-from .padamfed_dog import PAdaMFedDoG
-from .padamfed_vr import PAdaMFedVR
-from .scaffold import Scaffold
-from .scaffold_m import ScaffoldM
-from .scaffold_m_vr import ScaffoldMVR
-from .stem import STEM
+
+# The table, in the order in which rules are shown: one line a rule.
+# isort: off
+from .fedavg import FedAvg as FedAvg
+from .fedprox import FedProx as FedProx
+from .fedavgm import FedAvgM as FedAvgM
+from .fedadagrad import FedAdagrad as FedAdagrad
+from .fedadam import FedAdam as FedAdam
+from .fedyogi import FedYogi as FedYogi
+from .fedams import FedAMS as FedAMS
+from .fedavg_m import FedAvgWithMomentum as FedAvgWithMomentum
+from .fedavg_m_vr import FedAvgWithMomentumVR as FedAvgWithMomentumVR
+from .scaffold import Scaffold as Scaffold
+from .scaffold_m import ScaffoldM as ScaffoldM
+from .scaffold_m_vr import ScaffoldMVR as ScaffoldMVR
+from .padamfed import PAdaMFed as PAdaMFed
+from .padamfed_vr import PAdaMFedVR as PAdaMFedVR
+from .padamfed_dog import PAdaMFedDoG as PAdaMFedDoG
+from .fedmos import FedMoS as FedMoS
+from .stem import STEM as STEM
+from .local_adam import LocalAdam as LocalAdam
+from .fa_nt import FANT as FANT
+from .fadamgc import FAdamGC as FAdamGC
+from .mb_storm import MBSTORM as MBSTORM
+# isort: on
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     rule.name: rule
-    for rule in (
-        FedAvg,
-        FedProx,
-        FedAvgM,
-        FedAdagrad,
-        FedAdam,
-        FedYogi,
-        FedAMS,
-        FedAvgWithMomentum,
-        FedAvgWithMomentumVR,
-        Scaffold,
-        ScaffoldM,
-        ScaffoldMVR,
-        PAdaMFed,
-        PAdaMFedVR,
-        PAdaMFedDoG,
-        FedMoS,
-        STEM,
-        LocalAdam,
-        FANT,
-        FAdamGC,
-        MBSTORM,
-    )
+    for rule in list(globals().values())
+    if isinstance(rule, type) and issubclass(rule, Algorithm) and rule is not Algorithm
 }
 
 
-def find_rule(name: str, folders: Iterable[Path] = ()) -> type[Algorithm]:
-    """Return the rule of that name; one's own, `module:attribute`, is imported and registered."""
+def load_rule(name: str, folders: Iterable[Path] = ()) -> type[Algorithm]:
+    """Return the rule of that name; your own, `module:attribute`, is imported and registered."""
     if is_import_path(name):
         kind = load_attribute("algorithm.name", name, folders)
         if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
@@ -89,70 +68,3 @@ def register(kind: type[Algorithm]) -> type[Algorithm]:
         )
     ALGORITHMS[kind.name] = kind
     return kind
-
-
-def make_rule(config: RunConfig) -> Algorithm:
-    """Return the configured rule; ConfigError names every hyperparameter that is wrong."""
-    section = config.algorithm
-    kind = find_rule(section.name, config.import_folders)
-    return _make(kind, section.name, config.rules.get(section.name, {}), section.hyperparameters)
-
-
-def _make(
-    kind: type[Algorithm], name: str, table: Mapping[str, Any], own: Mapping[str, Any]
-) -> Algorithm:
-    """Make a rule from its table in [rules] and what [algorithm] says over it."""
-
-    def place(key: str) -> str:
-        return f"rules.{name}" if key in table and key not in own else "algorithm"
-
-    try:
-        return kind(**{**table, **own})
-    except ValidationError as error:
-        raise ConfigError(validation_problems(error, kind, place)) from None
-
-
-def _problems(algorithm: Mapping[str, Any], rules: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the hyperparameters of built-in rules."""
-    unknown = [n for n in rules if n not in ALGORITHMS and not is_import_path(n)]
-    errors: list[FedoptError] = [ConfigError(unknown_name("rules", n, ALGORITHMS)) for n in unknown]
-    own = dict(algorithm)
-    chosen = str(own.pop("name", RunConfig.model_fields["algorithm"].default.name))
-    if chosen not in ALGORITHMS and not is_import_path(chosen):
-        errors.append(ConfigError(unknown_name("algorithm.name", chosen, ALGORITHMS)))
-    for name, table in {chosen: {}, **rules}.items():
-        if name in ALGORITHMS and isinstance(table, Mapping):
-            with collected(errors):
-                _make(ALGORITHMS[name], name, table, own if name == chosen else {})
-    return [line for error in errors for line in str(error).splitlines()]
-
-
-RunConfig.rule_problems = staticmethod(_problems)
-
-__all__ = [
-    "ALGORITHMS",
-    "FANT",
-    "MBSTORM",
-    "STEM",
-    "FAdamGC",
-    "FedAMS",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedAvgWithMomentum",
-    "FedAvgWithMomentumVR",
-    "FedMoS",
-    "FedProx",
-    "FedYogi",
-    "LocalAdam",
-    "PAdaMFed",
-    "PAdaMFedDoG",
-    "PAdaMFedVR",
-    "Scaffold",
-    "ScaffoldM",
-    "ScaffoldMVR",
-    "find_rule",
-    "make_rule",
-    "register",
-]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from ..algorithms import ALGORITHMS, make_rule
+from ..algorithms import ALGORITHMS
 from ..config import RunConfig
 from ..data import load_federated_data
 from ..errors import ConfigError, RunError
@@ -21,7 +21,6 @@ from ..metrics import Measure, RoundRecord, as_json, holds_from, rounds_to_targe
 from ..outputs import CURVES
 from ..plots import draw_curves
 from ..runs import Result
-from ..settings import as_setting
 from ..simulation import run_experiment
 from .options import new_folder
 from .show import RunDisplay
@@ -74,24 +73,46 @@ def run_comparison(
     base = next(iter(configs.values()))
     directory = base.output.directory or new_folder("compare")
     _require_empty(directory)
+    results = _run_all(configs, seeds or [base.federation.seed], bool(seeds), directory, workers)
+    rows = [result_row(name, runs, targets) for name, runs in results.items()]
+    numbers = ", ".join(map(str, seeds or [base.federation.seed]))
+    print_results(rows, targets)
+    _write_results(directory, rows, results, f"{base.data.name}, {base.model.name}, seed {numbers}")
+    print(f"results in {directory}, curves in {directory / CURVES}")
+    idle = [name for name, runs in results.items() if any(run.last_error for run in runs)]
+    if idle:
+        raise RunError(
+            f"{', '.join(idle)}: no reply was counted, at least at the end; see the warnings above"
+        )
+
+
+def _run_all(
+    configs: dict[str, RunConfig],
+    seeds: list[int],
+    shows_seed: bool,
+    directory: Path,
+    workers: int,
+) -> dict[str, list[Result]]:
     results: dict[str, list[Result]] = {name: [] for name in configs}
-    for seed in seeds or [base.federation.seed]:
-        seeded = [f"federation.seed={seed}"]
-        data = load_federated_data(base.updated(seeded))
+    for seed in seeds:
+        values = {"federation.seed": seed}
+        data = load_federated_data(next(iter(configs.values())).with_values(values))
         for name, config in configs.items():
-            label = f"{name}, seed {seed}" if seeds else name
+            label = f"{name}, seed {seed}" if shows_seed else name
             folder = name.replace(":", "-").replace("=", "-")
-            place = directory / (f"{folder}-seed{seed}" if seeds else folder)
-            own = config.updated([*seeded, as_setting("output.directory", str(place))])
+            place = directory / (f"{folder}-seed{seed}" if shows_seed else folder)
+            own = config.with_values({**values, "output.directory": str(place)})
             shown = label if any(results.values()) else None
             with RunDisplay(shown, directory=place) as display:
                 experiment = Experiment(own, data=data)
                 results[name].append(run_experiment(experiment, workers=workers, listener=display))
-    rows = [result_row(name, runs, targets) for name, runs in results.items()]
-    numbers = ", ".join(map(str, seeds or [base.federation.seed]))
-    title = f"{base.data.name}, {base.model.name}, seed {numbers}"
+    return results
+
+
+def _write_results(
+    directory: Path, rows: list[dict[str, Any]], results: dict[str, list[Result]], title: str
+) -> None:
     curves = {name: [run.rounds for run in runs] for name, runs in results.items()}
-    print_results(rows, targets)
     try:
         text = json.dumps(as_json(rows), indent=2) + "\n"
         (directory / COMPARISON).write_text(text, encoding="utf-8")
@@ -101,18 +122,12 @@ def run_comparison(
             f"output.directory: the table above, or {CURVES}, cannot be written: {error}; the "
             f"results of each run are in {directory}"
         ) from error
-    print(f"results in {directory}, curves in {directory / CURVES}")
-    idle = [name for name, runs in results.items() if any(run.last_error for run in runs)]
-    if idle:
-        raise RunError(
-            f"{', '.join(idle)}: no reply was counted, at least at the end; see the warnings above"
-        )
 
 
 def _require_empty(directory: Path) -> None:
     try:
         is_free = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
-        text = "is there and not empty"
+        text = "exists and is not empty"
     except (OSError, ValueError) as error:
         is_free, text = False, f"cannot be used: {error}"
     if not is_free:
@@ -154,7 +169,6 @@ def _configs(
         common = [s for key, s in for_all.items() if key in ALGORITHMS[name].model_fields]
         own += [f"algorithm.{variant}"] if variant else []
         configs[label] = base.for_rule(name).updated([*common, *own])
-        make_rule(configs[label])
     return configs
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..algorithms import ALGORITHMS, find_rule
+from ..algorithms import ALGORITHMS, load_rule
 from ..conformance import Outcome, verify_pair, verify_rule
 from ..errors import ConfigError
 from ..imports import is_import_path, load_attribute
@@ -31,7 +31,7 @@ def verify(name: str | None, strategy: str | None) -> bool:
         make_strategy = load_attribute("verify --strategy", strategy, folders)
         return _print_outcomes(f"{strategy} with {name}", verify_pair(make_strategy, make_client))
     if name is not None:
-        return _print_outcomes(name, verify_rule(find_rule(name, folders)))
+        return _print_outcomes(name, verify_rule(load_rule(name, folders)))
     return _print_all({rule: verify_rule(kind) for rule, kind in ALGORITHMS.items()})
 
 

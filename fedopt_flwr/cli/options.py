@@ -31,7 +31,7 @@ def with_directory(config: RunConfig) -> RunConfig:
     if config.output.directory is not None:
         return config
     name = f"{config.algorithm.name}-{config.data.name}".replace(":", "-")
-    return config.updated([f"output.directory={new_folder(name)}"])
+    return config.with_values({"output.directory": str(new_folder(name))})
 
 
 def new_folder(name: str) -> Path:

@@ -19,7 +19,6 @@ from ..errors import ConfigError, RunError
 from ..experiment import Experiment
 from ..flower import ClientStates, ContextStates
 from ..runs import Listener, Result, Run
-from ..settings import as_setting
 from .clients import ClientHost, HostedClient, states_in
 
 # Keys of Flower's run config, which must all be declared in pyproject.toml with these defaults
@@ -58,14 +57,14 @@ def read_run_config(run_config: Mapping[str, Any]) -> RunConfig:
     `algorithm-options` is a TOML fragment: `momentum = 0.5, normalize = false`.
     """
     path = str(run_config.get("config-file", "")) or None
-    settings = []
+    values = {}
     for key, place in _PLACES.items():
         value = run_config.get(key, DEFAULTS[key])
         if value != "" and (path is None or value != DEFAULTS[key]):
-            settings.append(as_setting(place, value))
+            values[place] = value
     options = _read_options(str(run_config.get("algorithm-options", "")))
-    settings += [as_setting(f"algorithm.{name}", value) for name, value in options.items()]
-    return RunConfig.from_file(path, settings)
+    values |= {f"algorithm.{name}": value for name, value in options.items()}
+    return RunConfig.from_file(path, values=values)
 
 
 def _read_options(fragment: str) -> dict[str, Any]:
@@ -92,8 +91,7 @@ def serve_on_grid(
     `while_waiting` is called while clients are missing and may raise to give up.
     """
     experiment = Experiment(config, data=load_test_data(config))
-    run = Run(experiment, listener, None, in_memory=False)
-    run.strategy.members.while_waiting = while_waiting
+    run = Run(experiment, listener, None, in_memory=False, while_waiting=while_waiting)
     with run.recording():
         run_on_grid(
             run.strategy,
@@ -163,4 +161,5 @@ def simulate_on_ray(
 
 
 def _client_maker(values: dict[str, Any], folder: Path) -> Callable[[Any], HostedClient]:
+    """A function of its own, so that what Ray pickles refers to these values and not to the run."""
     return lambda context: client_of_node(RunConfig(**values).looking_in(folder), context)

@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..algorithm import ClientId
-from ..algorithms import find_rule
+from ..algorithms import load_rule
 from ..config import RunConfig
 from ..data import ClientData, load_client_data
 from ..devices import pick_device
-from ..engines.memory import keep_freed_memory
+from ..engines.common import keep_freed_memory
 from ..engines.stream import Server, StreamClient
 from ..errors import FedoptError, MessageError
 from ..flower import ClientStates, DiskStates, FederatedClient, ModelPool
@@ -41,7 +41,9 @@ class ClientHost:
 
     def __init__(self, config: RunConfig, client_ids: Sequence[ClientId]) -> None:
         self._config, self._ids = config, list(client_ids)
-        find_rule(config.algorithm.name, config.import_folders)  # which registers one's own
+        load_rule(
+            config.algorithm.name, config.import_folders
+        )  # which registers a rule of the user's own
         self._device = pick_device(config.training.device)
         self._lock = threading.Lock()
         self._data: dict[ClientId, ClientData] = {}
@@ -54,45 +56,53 @@ class ClientHost:
         facts = {"num_clients": federation.num_clients, "seed": federation.seed, **facts}
         with self._lock:
             if not self._data or facts != self._facts:
-                told = [f"federation.{key}={value!r}" for key, value in facts.items()]
-                sampled = ["federation.clients_per_round=1", "federation.min_replies=1"]
-                config = self._config.updated([*told, *sampled])
+                values = {f"federation.{key}": value for key, value in facts.items()}
+                sampled = {"federation.clients_per_round": 1, "federation.min_replies": 1}
+                config = self._config.with_values(values | sampled)
                 loaded = load_client_data(config, self._ids)
                 self._data = {i: data.on_device(self._device) for i, data in loaded.items()}
                 self._facts = facts
             return self._data[client_id]
 
-    def pool(self, told: Instruction) -> ModelPool:
+    def pool(self, instruction: Instruction) -> ModelPool:
         """Return the model that an instruction asks for; the same one until another is wanted."""
-        key = (told.model, told.model_options, told.input_shape, told.num_classes, told.loss)
+        key = (
+            instruction.model,
+            instruction.model_options,
+            instruction.input_shape,
+            instruction.num_classes,
+            instruction.loss,
+            instruction.seed,
+        )
         with self._lock:
-            if self._pool is None or self._pool[0] != (*key, told.seed):
-                self._pool = ((*key, told.seed), self._make_pool(told))
+            if self._pool is None or self._pool[0] != key:
+                self._pool = (key, self._make_pool(instruction))
             return self._pool[1]
 
-    def _make_pool(self, told: Instruction) -> ModelPool:
+    def _make_pool(self, instruction: Instruction) -> ModelPool:
         own, folders = self._config.model, self._config.import_folders
-        for field, asked, here in (("name", told.model, own.name), ("loss", told.loss, own.loss)):
+        for field, asked, here in (
+            ("name", instruction.model, own.name),
+            ("loss", instruction.loss, own.loss),
+        ):
             if is_import_path(asked) and asked != here:
                 raise MessageError(
                     f"model.{field}: the server asks for {asked!r}; this client is configured with "
                     f"{here!r}, and no other code is imported; make the two equal"
                 )
         module = make_model(
-            told.model,
-            json.loads(told.model_options),
-            input_shape=tuple(json.loads(told.input_shape)),
-            num_classes=told.num_classes,
-            seed=told.seed,
+            instruction.model,
+            json.loads(instruction.model_options),
+            input_shape=tuple(json.loads(instruction.input_shape)),
+            num_classes=instruction.num_classes,
+            seed=instruction.seed,
             folders=folders,
         )
-        model, loss = FlatModel(module, self._device), named_loss(told.loss, folders)
+        model, loss = FlatModel(module, self._device), named_loss(instruction.loss, folders)
         return ModelPool(
             [model],
             loss,
-            model_name=told.model,
-            loss_name=told.loss,
-            stochastic=try_training(model, loss, self._data, told.batch_size),
+            stochastic=try_training(model, loss, self._data, instruction.batch_size),
         )
 
 
@@ -117,12 +127,12 @@ class HostedClient:
         self, parameters: list[np.ndarray], config: dict[str, Scalar]
     ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
         try:
-            told = Instruction.from_config(config)
+            instruction = Instruction.from_config(config)
             data = self._host.data(self._client_id, self._facts)
-            pool, states = self._host.pool(told), self._states(told.run)
+            pool, states = self._host.pool(instruction), self._states(instruction.run)
         except FedoptError as error:  # a failure of this client; Flower's runtimes would end all
             return [], 0, {"error": str(error)}
-        return FederatedClient(self._client_id, data, pool, states).fit(parameters, config)
+        return FederatedClient(self._client_id, data, pool, states).follow(instruction, parameters)
 
 
 def states_in(directory: Path) -> Callable[[str], DiskStates]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..checkpoints import Checkpoint
 from ..config import RunConfig
 from ..data import load_test_data
-from ..engines.memory import keep_freed_memory
+from ..engines.common import keep_freed_memory
 from ..engines.stream import Roster, ServerTls, run_on_streams
 from ..errors import ConfigError
 from ..experiment import Experiment
@@ -30,21 +30,20 @@ def serve(
 ) -> Result:
     """Wait for the clients, run the federation, write its files and send the clients home.
 
-    With `checkpoint` and the configuration of its run, goes on with that run.
+    With `checkpoint` and the configuration of its run, continues that run.
     `while_waiting` is called while clients are missing and may raise to give up.
     """
     keep_freed_memory()
     if checkpoint and checkpoint.client_states:
         raise ConfigError(
             f"--resume: the run in {str(config.output.directory)!r} was a simulation, whose "
-            "clients left no state to other processes; go on with `fedopt simulate --resume`"
+            "clients left no state to other processes; continue with `fedopt simulate --resume`"
         )
     experiment = Experiment(config, data=load_test_data(config))
     if checkpoint and config.output.directory is not None:
         require_same(experiment, checkpoint, config.output.directory)
     require_messages_fit(experiment.rule, experiment.model, config)
-    run = Run(experiment, listener, checkpoint, in_memory=False)
-    run.strategy.members.while_waiting = while_waiting
+    run = Run(experiment, listener, checkpoint, in_memory=False, while_waiting=while_waiting)
     with contextlib.ExitStack() as stack:
 
         def listening(port: int) -> None:  # nothing is written if the address cannot be used

@@ -28,6 +28,7 @@ from flwr.server.strategy import Strategy
 from ..errors import RunError
 from ..flower import FederatedStrategy
 from ..flower.messages import to_arrays
+from .common import quiet
 
 
 class ForeignProxy(ClientProxy):
@@ -71,13 +72,13 @@ class ForeignProxy(ClientProxy):
 
 
 class _AllHere(SimpleClientManager):
-    """All clients of the run are there from the first; nothing is worth waiting for."""
+    """All clients of the run are connected from the first; nothing is worth waiting for."""
 
     def wait_for(self, num_clients: int, timeout: int = 0) -> bool:
         if num_clients > self.num_available():
             raise RunError(
                 f"the strategy waits for {num_clients} clients; the {self.num_available()} of this "
-                "run are all there: min_available_clients must be num_clients at most"
+                "run are all connected: min_available_clients must be num_clients at most"
             )
         return True
 
@@ -90,22 +91,18 @@ def run_pair(
     Clients are asked one after another: they may share what one process has once, as torch's
     global generator is, and NumPy's reader of arrays is not safe in threads with every CPython
     (gh-106905). Raises RunError where the strategy leaves the loop with no arrays, and, unless
-    clients `may_fail`, where `fit` of one went wrong, which the loop would go on without.
+    clients `may_fail`, where `fit` of one went wrong, which the loop would continue without.
     """
     manager = _AllHere()
     proxies = [ForeignProxy(str(number), client) for number, client in enumerate(clients)]
     for proxy in proxies:
         manager.register(proxy)
-    server, log = Server(client_manager=manager, strategy=strategy), logging.getLogger("flwr")
+    server = Server(client_manager=manager, strategy=strategy)
     server.set_max_workers(1)
     if isinstance(strategy, FederatedStrategy):
-        strategy.members.max_workers = 1
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
+        strategy.set_max_workers(1)
+    with quiet(logging.CRITICAL):
         server.fit(num_rounds, None)
-    finally:
-        log.setLevel(level)
     for proxy in proxies:
         if proxy.failure and not may_fail:
             raise RunError(f"a client's fit failed: {proxy.failure}")

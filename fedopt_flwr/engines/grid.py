@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Context
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
@@ -18,8 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from ..errors import RunError
 from ..flower import FederatedStrategy
 from ..flower.messages import Scalar
-from .answering import Answering
-from .lean import LeanServer
+from .common import Answering, LeanServer, intra_op_threads, quiet
 
 
 class _Adapter(NumPyClient):
@@ -42,13 +40,6 @@ def make_client_app(client_for: Callable[[Context], Answering]) -> ClientApp:
     return ClientApp(client_fn=lambda context: _Adapter(client_for(context)).to_client())
 
 
-def make_server_app(main: Callable[[Grid, Context], None]) -> ServerApp:
-    """Return a ServerApp that runs `main`."""
-    app = ServerApp()
-    app.main()(main)
-    return app
-
-
 def run_on_grid(
     strategy: FederatedStrategy,
     grid: Grid,
@@ -61,12 +52,8 @@ def run_on_grid(
     """Run Flower's loop over the nodes of a grid, all of them asked at the same time."""
     server = LeanServer(client_manager=SimpleClientManager(), strategy=strategy)
     server.set_max_workers(num_clients)
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with intra_op_threads(threads):
         start_grid(grid=grid, server=server, config=ServerConfig(num_rounds, round_timeout))
-    finally:
-        torch.set_num_threads(threads_before)
 
 
 def run_on_ray(
@@ -87,30 +74,23 @@ def run_on_ray(
     from flwr.simulation import run_simulation
 
     errors: list[BaseException] = []
+    server_app = ServerApp()
 
+    @server_app.main()
     def guarded(grid: Grid, context: Context) -> None:
         try:
             main(grid, context)
         except BaseException as error:
             errors.append(error)
 
-    backend: Any = {
-        "client_resources": {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client},
-        "init_args": {
-            "include_dashboard": False,
-            "log_to_driver": False,
-            "logging_level": logging.ERROR,
-        },
-    }
-    flower_log, level = logging.getLogger("flwr"), logging.getLogger("flwr").level
-    flower_log.setLevel(logging.CRITICAL)
     try:
-        run_simulation(
-            server_app=make_server_app(guarded),
-            client_app=make_client_app(client_for),
-            num_supernodes=num_clients,
-            backend_config=backend,
-        )
+        with quiet(logging.CRITICAL):
+            run_simulation(
+                server_app=server_app,
+                client_app=make_client_app(client_for),
+                num_supernodes=num_clients,
+                backend_config=_backend(cpus_per_client, gpus_per_client),
+            )
     except RuntimeError as error:
         on_crash()
         first: BaseException = error
@@ -118,7 +98,16 @@ def run_on_ray(
             first = first.__cause__
         text = f"{type(first).__name__}: {first}"
         raise RunError(f"--engine ray: Flower's simulation ended: {text}") from error
-    finally:
-        flower_log.setLevel(level)
     if errors:
         raise errors[0]
+
+
+def _backend(cpus_per_client: float, gpus_per_client: float) -> Any:
+    return {
+        "client_resources": {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client},
+        "init_args": {
+            "include_dashboard": False,
+            "log_to_driver": False,
+            "logging_level": logging.ERROR,
+        },
+    }

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -18,11 +16,12 @@ from flwr.common import (
     Parameters,
     Status,
 )
-from flwr.server import Server, SimpleClientManager
+from flwr.server import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 
 from ..flower import ClientStates, FederatedClient, FederatedStrategy
 from ..flower.messages import IN_MEMORY, NEVER, PHASE, to_arrays
+from .common import LeanServer, NeverAsked, intra_op_threads, quiet
 
 _OK = Status(Code.OK, "")
 
@@ -47,18 +46,11 @@ def run_in_process(
     slots = _UploadSlots()
     for number, client in enumerate(clients):
         manager.register(_DirectProxy(str(number), client, slots))
-    server = _LeanServer(strategy, manager, states, slots)
+    server = _PruningServer(strategy, manager, states, slots)
     server.set_max_workers(workers)
-    strategy.members.max_workers = workers
-    threads_before, flower_log = torch.get_num_threads(), logging.getLogger("flwr")
-    level_before = flower_log.level
-    torch.set_num_threads(threads)
-    flower_log.setLevel(logging.ERROR)
-    try:
+    strategy.set_max_workers(workers)
+    with quiet(), intra_op_threads(threads):
         server.fit(num_rounds, round_timeout)
-    finally:
-        torch.set_num_threads(threads_before)
-        flower_log.setLevel(level_before)
 
 
 class _UploadSlots:
@@ -86,12 +78,13 @@ class _UploadSlots:
         self._used.clear()
 
 
-class _DirectProxy(ClientProxy):
+class _DirectProxy(NeverAsked, ClientProxy):
     """Flower's view of a client of this process: arrays are passed on, never turned into bytes."""
 
     def __init__(self, cid: str, client: FederatedClient, slots: _UploadSlots) -> None:
         super().__init__(cid)
-        self._client, self._slots = client, slots
+        self._client = client
+        self._slots = slots
 
     def get_properties(
         self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None
@@ -110,14 +103,9 @@ class _DirectProxy(ClientProxy):
         parameters = Parameters(tensors=arrays, tensor_type=IN_MEMORY)  # type: ignore[arg-type]
         return FitRes(_OK, parameters, num_examples, report)
 
-    def _not_asked(self, *arguments: object, **options: object) -> NoReturn:
-        raise RuntimeError("the strategy never asks this of a client in process")
 
-    get_parameters = evaluate = reconnect = _not_asked
-
-
-class _LeanServer(Server):
-    """Lets go of a round's replies and outdated client states when it ends, not one round later."""
+class _PruningServer(LeanServer):
+    """Also lets go of outdated client states and of the memory of uploads."""
 
     def __init__(
         self,
@@ -127,7 +115,9 @@ class _LeanServer(Server):
         slots: _UploadSlots,
     ) -> None:
         super().__init__(client_manager=manager, strategy=strategy)
-        self._federated, self._states, self._slots = strategy, states, slots
+        self._federated = strategy
+        self._states = states
+        self._slots = slots
 
     def fit_round(self, server_round: int, timeout: float | None):  # type: ignore[no-untyped-def]
         if self.max_workers == 1:
@@ -138,7 +128,7 @@ class _LeanServer(Server):
             version = self._federated.versions.get(client_id, NEVER)
             self._states.prune(client_id, {version})
         self._slots.release()
-        return None if result is None else (*result[:2], ([], []))
+        return result
 
     def _fit_in_this_thread(self, server_round: int, timeout: float | None):  # type: ignore[no-untyped-def]
         """Train one after another here, so that aggregating finds the memory that training freed;

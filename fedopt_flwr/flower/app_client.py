@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from flwr.app import Context
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
-from ..algorithm import ClientId
+from ..algorithm import Algorithm, ClientId
+from ..algorithms import register
 from ..data import as_client_data, require_examples
 from ..devices import pick_device
 from ..errors import ConfigError, MessageError
@@ -23,26 +24,18 @@ from .messages import Instruction, Scalar
 from .state import ContextStates, DiskStates, MemoryStates
 
 
-class _Trace(NamedTuple):
-    """Buffers of a module before any client, and as the last client left them."""
+class Client(FederatedClient):
+    """Answers a strategy of `fedopt_flwr.strategies`, whatever its rule; a subclass with `kind`
+    answers that rule alone.
 
-    first: dict[str, Tensor]
-    left: dict[str, Tensor]
-
-
-# Apps may give all their clients one module: what one leaves in it is not where others start.
-_TRACES: WeakKeyDictionary[nn.Module, _Trace] = WeakKeyDictionary()
-
-
-class AppClient(FederatedClient):
-    """Base of `fedopt_flwr.clients`: answers the strategy of the same rule.
-
-    `dataset` is any map-style data set of (input, target) pairs; `loss(outputs, targets)` returns
-    the mean over a batch. The id is `client_id`, else `client-id` or `partition-id` of the node
-    config. What must outlive a message lies in `context.state`, or with `state_dir` on disk.
+    `model` is copied, so several clients may be given the same module; `dataset` is any map-style
+    data set of (input, target) pairs; `loss(outputs, targets)` returns the mean over a batch. The
+    id is `client_id`, else `client-id` or `partition-id` of the node config. What must outlive a
+    message lies in `context.state`, or with `state_dir` on disk. A rule of your own is known to the
+    client once a subclass names it as its `kind`.
     """
 
-    algorithm: ClassVar[str]
+    kind: ClassVar[type[Algorithm] | None] = None
 
     def __init__(
         self,
@@ -56,59 +49,47 @@ class AppClient(FederatedClient):
         device: str | torch.device | None = None,
         state_dir: Path | str | None = None,
     ) -> None:
+        if self.kind is not None:
+            register(self.kind)
         place = pick_device(str(device or "auto"), "device")
         data = as_client_data(dataset).on_device(place)
         identity = _identity(client_id, context)
         require_examples({identity: data})
-        self._flat = flat = FlatModel(model, place)
-        trace = _TRACES.get(model)
-        if trace is not None and _equal(trace.left, flat.initial_buffers):
-            flat.initial_buffers = trace.first
         # made anew for every message, so what a trial would find out is taken for granted
         pool = ModelPool(
-            [flat],
-            loss,
-            model_name="",
-            loss_name="",
-            stochastic=True,
-            metric=metric,
+            [FlatModel(copy.deepcopy(model), place)], loss, stochastic=True, metric=metric
         )
-        self._context, self._state_dir = context, state_dir
+        self._context = context
+        self._state_dir = state_dir
         super().__init__(identity, data, pool, MemoryStates())
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]
     ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
         try:
-            told = Instruction.from_config(config)
+            instruction = Instruction.from_config(config)
+            self._require_own(instruction)
         except MessageError as error:
             return [], 0, {"error": str(error)}
-        if told.algorithm != self.algorithm:
-            text = f"the strategy runs {told.algorithm!r}, {type(self).__name__} {self.algorithm!r}"
-            return [], 0, {"error": f"{text}; take the client of that rule"}
         if self._state_dir is not None:
-            self._states = DiskStates(Path(self._state_dir) / f"run-{told.run}")
+            self._states = DiskStates(Path(self._state_dir) / f"run-{instruction.run}")
         elif self._context is not None:
-            self._states = ContextStates(self._context.state, told.run)
-        try:
-            return super().fit(parameters, config)
-        finally:
-            self._leave_trace()
+            self._states = ContextStates(self._context.state, instruction.run)
+        return self.follow(instruction, parameters)
 
-    def evaluate(
-        self, parameters: list[np.ndarray], config: dict[str, Scalar]
-    ) -> tuple[float, int, dict[str, Scalar]]:
-        try:
-            return super().evaluate(parameters, config)
-        finally:
-            self._leave_trace()
-
-    def _leave_trace(self) -> None:
-        _TRACES[self._flat.module] = _Trace(self._flat.initial_buffers, self._flat.read_buffers())
-
-
-def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    def _require_own(self, instruction: Instruction) -> None:
+        """Raise MessageError for another rule, or for a model that the server chose."""
+        if self.kind is not None and instruction.algorithm != self.kind.name:
+            raise MessageError(
+                f"the strategy runs {instruction.algorithm!r}, {type(self).__name__} "
+                f"{self.kind.name!r}; take the client of that rule"
+            )
+        if instruction.model or instruction.loss:
+            raise MessageError(
+                f"the server asks for model {instruction.model!r} and loss {instruction.loss!r}, "
+                f"{type(self).__name__} brings its own; use it with a strategy of "
+                "fedopt_flwr.strategies, or `fedopt client` with this server"
+            )
 
 
 def _identity(client_id: ClientId | None, context: Context | None) -> ClientId:

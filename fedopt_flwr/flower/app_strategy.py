@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, Required, TypedDict
+from typing import Any, Literal, Required, TypedDict, Unpack
 
 import numpy as np
 from flwr.common import FitRes, Parameters
 from flwr.server.client_proxy import ClientProxy
-from pydantic import ValidationError
 from torch import nn
 
 from ..algorithm import Algorithm
+from ..algorithms import register
 from ..config import FederationSection, RunConfig, TrainingSection
-from ..errors import ConfigError, validation_problems
 from ..metrics import RoundRecord
 from ..vectors import FlatModel
 from .messages import Instruction, Scalar, to_arrays
@@ -36,22 +36,22 @@ class StrategyOptions(TypedDict, total=False):
     num_clients: Required[int]  # N
     clients_per_round: Required[int]  # S
     num_rounds: Required[int]  # T
-    seed: int  # 0
+    seed: int
     sampler: Literal["uniform", "multinomial", "adaptive", "clustered"]
-    warmup_rounds: int  # 4; of all clients, before `clustered` groups them
+    warmup_rounds: int  # of all clients, before `clustered` groups them
     local_steps: int  # 10 unless local_epochs is given
     local_epochs: int
-    batch_size: int  # 32; 0 is the full local data
-    weight_decay: float  # 0
+    batch_size: int  # 0 is the full local data
+    weight_decay: float
     clip_norm: float  # 0: no limit
-    gradient_momentum: float  # 0
+    gradient_momentum: float
     schedule: Mapping[str, Any]  # client, server, step_rounds, step_factor of [schedule]
-    weighting: Literal["uniform", "examples"]  # the rule's own
+    weighting: Literal["uniform", "examples"]  # None: the rule's own
     buffers: Literal["average", "local"]
-    min_replies: int  # 1; with fewer a round moves nothing
-    start_timeout: float  # 600 s to wait for all clients
+    min_replies: int  # with fewer a round moves nothing
+    start_timeout: float  # s to wait for all clients
     round_timeout: float  # s for the start pass; none if not given (for rounds: ServerConfig's)
-    threads: int  # 1; intra-op threads of a client
+    threads: int  # intra-op threads of a client
     evaluate_fn: EvaluateFn
     on_fit_config_fn: Callable[[int], Metrics]
     fit_metrics_aggregation_fn: Callable[[list[tuple[int, Metrics]]], Metrics]
@@ -59,61 +59,67 @@ class StrategyOptions(TypedDict, total=False):
 
 
 # __required_keys__ is empty where annotations are postponed, as the typing module documents
-_REQUIRED = {"num_clients", "clients_per_round", "num_rounds"}
-_FEDERATION = FederationSection.model_fields.keys() & StrategyOptions.__annotations__.keys()
-_TRAINING = TrainingSection.model_fields.keys() & StrategyOptions.__annotations__.keys()
+REQUIRED_OPTIONS = ("num_clients", "clients_per_round", "num_rounds")
+_FEDERATION = FederationSection.model_fields
+_TRAINING = TrainingSection.model_fields
 
 
-def make_rule(kind: type[Algorithm], hyperparameters: dict[str, Any]) -> Algorithm:
-    """Return the rule; ConfigError names every hyperparameter that is wrong."""
-    try:
-        return kind(**hyperparameters)
-    except ValidationError as error:
-        raise ConfigError(validation_problems(error, kind, lambda key: kind.name)) from None
+def option_defaults() -> dict[str, Any]:
+    """Return the options that may be left out, with their defaults, in the order above."""
+    fields = _FEDERATION | _TRAINING
+    names = [name for name in StrategyOptions.__annotations__ if name not in REQUIRED_OPTIONS]
+    return {name: fields[name].default if name in fields else None for name in names}
 
 
-class AppStrategy(FederatedStrategy):
-    """Base of `fedopt_flwr.strategies`; `rounds` holds the record of every round so far."""
+class Strategy(FederatedStrategy):
+    """Runs `rule` on `model`, whose parameters are where training starts and which is copied.
+
+    Takes the keywords of `StrategyOptions`. `rounds` holds the record of every round so far, and
+    `model.module` the server's model after a run. Raises ConfigError with all that is wrong.
+    """
 
     def __init__(
-        self,
-        kind: type[Algorithm],
-        model: nn.Module,
-        options: StrategyOptions,
-        **hyperparameters: Any,
+        self, rule: Algorithm, model: nn.Module, **options: Unpack[StrategyOptions]
     ) -> None:
-        for key in sorted(options.keys() - StrategyOptions.__annotations__.keys()):
-            raise TypeError(f"{type(self).__name__}: unknown argument {key!r}")
-        for key in sorted(_REQUIRED - options.keys()):
-            raise TypeError(f"{type(self).__name__}: argument {key!r} is missing")
+        self._require_known(options)
+        register(type(rule))
         given: dict[str, Any] = {**options}
         config = RunConfig(
             federation={key: given[key] for key in _FEDERATION if key in given},
             training={key: given[key] for key in _TRAINING if key in given},
-            schedule=options.get("schedule", {}),
+            schedule=given.get("schedule") or {},
         )
-        flat = FlatModel(model)
+        flat = FlatModel(copy.deepcopy(model))
         template = Instruction.for_run(config, flat, (), 0)
-        template = replace(template, model="", loss="")  # the user's apps hold them
         self.rounds: list[RoundRecord] = []
-        self._also_on_round: Callable[[RoundRecord], None] = options.get("on_round", _ignore)
-        self._evaluate_fn = options.get("evaluate_fn")
-        self._fit_metrics = options.get("fit_metrics_aggregation_fn")
+        self._also_on_round = given.get("on_round")
+        self._evaluate_fn: EvaluateFn | None = given.get("evaluate_fn")
+        self._fit_config = given.get("on_fit_config_fn")
+        self._fit_metrics = given.get("fit_metrics_aggregation_fn")
         super().__init__(
-            make_rule(kind, hyperparameters),
+            rule,
             flat,
-            config.federation,
-            config.training,
-            template=template,
-            schedule=config.schedule,
+            config,
+            template=replace(template, model="", loss=""),  # the user's apps hold them
             on_round=self._keep,
         )
-        if "on_fit_config_fn" in options:
-            self.extra_config = options["on_fit_config_fn"]
+
+    def _require_known(self, options: Mapping[str, Any]) -> None:
+        known = StrategyOptions.__annotations__
+        unknown = sorted(options.keys() - known.keys())
+        missing = [key for key in REQUIRED_OPTIONS if key not in options]
+        if unknown:
+            raise TypeError(f"{type(self).__name__}: unknown argument {unknown[0]!r}")
+        if missing:
+            raise TypeError(f"{type(self).__name__}: argument {missing[0]!r} is missing")
+
+    def extra_config(self, round_number: int) -> Metrics:
+        return {} if self._fit_config is None else self._fit_config(round_number)
 
     def _keep(self, record: RoundRecord) -> None:
         self.rounds.append(record)
-        self._also_on_round(record)
+        if self._also_on_round is not None:
+            self._also_on_round(record)
 
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, Metrics] | None:
         """Call the user's `evaluate_fn`, then publish the round's record."""
@@ -121,7 +127,8 @@ class AppStrategy(FederatedStrategy):
         if self._evaluate_fn is not None:
             outcome = self._evaluate_fn(server_round, to_arrays(parameters), {})
         if outcome is not None:
-            self.record.test_loss, accuracy = float(outcome[0]), outcome[1].get("accuracy")
+            accuracy = outcome[1].get("accuracy")
+            self.record.test_loss = float(outcome[0])
             self.record.test_accuracy = None if accuracy is None else float(accuracy)
         super().evaluate(server_round, parameters)
         return outcome
@@ -134,17 +141,10 @@ class AppStrategy(FederatedStrategy):
     ) -> tuple[Parameters | None, Metrics]:
         parameters, metrics = super().aggregate_fit(server_round, results, failures)
         if self._fit_metrics is not None:
+            answers = {self.members.id_of(proxy): result for proxy, result in results}
             counted = [
-                (self.state.plan.num_examples[i], own_metrics(result))
-                for i, result in sorted(((self.members.id_of(p), r) for p, r in results), key=_id)
-                if i in self.record.clients
+                (self.state.plan.num_examples[i], own_metrics(answers[i]))
+                for i in self.record.clients
             ]
             metrics = self._fit_metrics(counted)
         return parameters, metrics
-
-
-def _ignore(record: RoundRecord) -> None: ...
-
-
-def _id(item: tuple[Any, FitRes]) -> Any:
-    return item[0]

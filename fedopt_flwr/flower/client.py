@@ -20,29 +20,23 @@ from ..data import ClientData
 from ..errors import MessageError, unknown_name
 from ..objectives import Loss, Metric, ModelObjective, batch_positions, client_seed, evaluate
 from ..vectors import FlatModel, Layout, is_buffer_name
-from .messages import NEVER, Instruction, Scalar, decode
+from .messages import NEVER, Instruction, Scalar, decode, expected_arrays
 from .state import ClientStates
 
 
 class ModelPool:
-    """The models of one process that clients take turns on; never one model a client.
-
-    `model_name` and `loss_name` are what this process was configured with: a client refuses an
-    instruction that names anything else, so that no server can make it import code.
-    """
+    """The models of one process that clients take turns on; never one model a client."""
 
     def __init__(
         self,
         models: Sequence[FlatModel],
         loss: Loss,
         *,
-        model_name: str,
-        loss_name: str,
         stochastic: bool = False,
         metric: Metric | None = None,
     ) -> None:
-        self.loss, self.metric = loss, metric
-        self.model_name, self.loss_name = model_name, loss_name
+        self.loss = loss
+        self.metric = metric
         self.stochastic = stochastic  # a training pass draws from a global generator
         self._free: queue.LifoQueue[FlatModel] = queue.LifoQueue()
         for model in models:
@@ -68,8 +62,10 @@ class FederatedClient(NumPyClient):
     def __init__(
         self, client_id: ClientId, data: ClientData, models: ModelPool, states: ClientStates
     ) -> None:
-        self.client_id, self.data = client_id, data
-        self._models, self._states = models, states
+        self.client_id = client_id
+        self.data = data
+        self._models = models
+        self._states = states
 
     def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
         return {"client_id": self.client_id, "num_examples": self.data.num_examples}
@@ -77,12 +73,21 @@ class FederatedClient(NumPyClient):
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]
     ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
-        started = time.perf_counter()
         try:
             instruction = Instruction.from_config(config)
+        except MessageError as error:
+            return [], 0, {"error": str(error)}
+        return self.follow(instruction, parameters)
+
+    def follow(
+        self, instruction: Instruction, parameters: list[np.ndarray]
+    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
+        """Do what one instruction says and return what `fit` does: arrays, n_i, report."""
+        started = time.perf_counter()
+        try:
             with self._models.borrow() as model:
                 torch.set_num_threads(instruction.threads)  # OpenMP keeps it per thread
-                upload, loss, steps = self._follow(instruction, parameters, model)
+                upload, loss, steps = self._train(instruction, parameters, model)
                 arrays = [tensor.detach().cpu().numpy() for tensor in upload.values()]
         except (Exception, SystemExit) as error:
             return [], 0, {"error": f"{type(error).__name__}: {error}"}
@@ -94,10 +99,9 @@ class FederatedClient(NumPyClient):
         }
         return arrays, self.data.num_examples, report
 
-    def _follow(
+    def _train(
         self, instruction: Instruction, parameters: list[np.ndarray], model: FlatModel
     ) -> tuple[dict[str, Tensor], float, int]:
-        self._require_own_code(instruction)
         rule = _rule(instruction.algorithm, instruction.hyperparameters)
         expected = expected_download(rule, model, instruction)
         received = decode(parameters, instruction.arrays, expected, "server")
@@ -123,50 +127,45 @@ class FederatedClient(NumPyClient):
             self._states.save(self.client_id, instruction.round, next_state)
         return upload, objective.mean_loss, objective.num_steps
 
-    def _state(self, rule: Algorithm, model: FlatModel, told: Instruction) -> ClientState:
+    def _state(self, rule: Algorithm, model: FlatModel, instruction: Instruction) -> ClientState:
         state = rule.init_client(model.size)
-        if told.buffers == "local" and model.has_buffers:
+        if instruction.buffers == "local" and model.has_buffers:
             # copies, as the store may write to what it is given
             state |= {name: array.clone() for name, array in model.initial_buffers.items()}
-        if state and told.state_version != NEVER:
-            state = dict(self._states.load(self.client_id, told.state_version))
-            self._states.prune(self.client_id, {told.oldest_version, told.state_version})
+        if state and instruction.state_version != NEVER:
+            state = dict(self._states.load(self.client_id, instruction.state_version))
+            self._states.prune(
+                self.client_id, {instruction.oldest_version, instruction.state_version}
+            )
         return {name: array.to(model.device) for name, array in state.items()}
 
-    def _objective(self, told: Instruction, model: FlatModel) -> ModelObjective:
+    def _objective(self, instruction: Instruction, model: FlatModel) -> ModelObjective:
         positions = batch_positions(
             self.data.num_examples,
-            told.batch_size,
-            told.local_steps or None,
-            told.local_epochs or None,
-            client_seed(told.seed, self.client_id, told.round, "batches"),
+            instruction.batch_size,
+            instruction.local_steps or None,
+            instruction.local_epochs or None,
+            client_seed(instruction.seed, self.client_id, instruction.round, "batches"),
         )
         return ModelObjective(
             model,
             self._models.loss,
             self.data,
             positions,
-            told.weight_decay,
-            told.clip_norm,
-            told.gradient_momentum,
-            client_seed(told.seed, self.client_id, told.round, "initial batch"),
+            instruction.weight_decay,
+            instruction.clip_norm,
+            instruction.gradient_momentum,
+            client_seed(instruction.seed, self.client_id, instruction.round, "initial batch"),
         )
 
-    def _require_own_code(self, told: Instruction) -> None:
-        for field in ("model", "loss"):
-            asked, own = getattr(told, field), getattr(self._models, f"{field}_name")
-            if asked != own:
-                raise MessageError(
-                    f"model.{field if field == 'loss' else 'name'}: the server asks for {asked!r}; "
-                    f"this client is configured with {own!r}; make the two equal"
-                )
-
     def _seeded_generators(
-        self, told: Instruction, device: torch.device
+        self, instruction: Instruction, device: torch.device
     ) -> contextlib.AbstractContextManager[None]:
         if not self._models.stochastic:
             return contextlib.nullcontext()
-        return generators.kept(device, client_seed(told.seed, self.client_id, told.round, "model"))
+        return generators.kept(
+            device, client_seed(instruction.seed, self.client_id, instruction.round, "model")
+        )
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]
@@ -179,19 +178,13 @@ class FederatedClient(NumPyClient):
         return loss, self.data.num_examples, report
 
 
-def expected_download(rule: Algorithm, model: FlatModel, told: Instruction) -> dict[str, Layout]:
-    """Return name -> (size, dtype) of the arrays that an instruction carries."""
-    names = rule.broadcast_names if told.phase == "train" else ("model",)
-    sends_buffers = told.buffers == "average"
-    return expected_arrays(names, model, with_buffers=sends_buffers)
-
-
-def expected_arrays(
-    names: tuple[str, ...], model: FlatModel, *, with_buffers: bool
+def expected_download(
+    rule: Algorithm, model: FlatModel, instruction: Instruction
 ) -> dict[str, Layout]:
-    """Return name -> (size, dtype) of model-sized arrays, and of the buffers if they travel."""
-    expected = dict.fromkeys(names, Layout(model.size, "float32"))
-    return {**expected, **(model.buffer_layout if with_buffers else {})}
+    """Return name -> (size, dtype) of the arrays that an instruction carries."""
+    names = rule.broadcast_names if instruction.phase == "train" else ("model",)
+    sends_buffers = instruction.buffers == "average"
+    return expected_arrays(names, model, with_buffers=sends_buffers)
 
 
 def _rule(name: str, hyperparameters: str) -> Algorithm:

@@ -25,7 +25,9 @@ _Answer = TypeVar("_Answer")
 class Members:
     """Connections by client id. Each connection is asked once for its id and example count."""
 
-    def __init__(self, federation: FederationSection) -> None:
+    def __init__(
+        self, federation: FederationSection, while_waiting: Callable[[], None] = lambda: None
+    ) -> None:
         self._patience = federation.start_timeout  # s that a connection has to say who it is
         # what a client must know before it can say how many examples it has
         self.facts: dict[str, Scalar] = {
@@ -33,7 +35,7 @@ class Members:
             "seed": federation.seed,
         }
         self.max_workers: int | None = None  # connections asked at the same time; None: all
-        self.while_waiting: Callable[[], None] = lambda: None  # may raise, to end the wait
+        self._while_waiting = while_waiting  # may raise, to end the wait
         self._ids: dict[str, ClientId] = {}  # Flower's connection id -> client id
         self._proxies: dict[ClientId, ClientProxy] = {}
         self._ask_again: dict[str, float] = {}  # when those that did not say who they are
@@ -54,7 +56,7 @@ class Members:
         """Wait until so many clients are connected; RunError names `field`, which wants them."""
         deadline = time.monotonic() + timeout
         while manager.num_available() < needed:
-            self.while_waiting()
+            self._while_waiting()
             if time.monotonic() > deadline:
                 self.refresh(manager)
                 raise RunError(
@@ -83,11 +85,11 @@ class Members:
                 text = f"connection {cid}: did not tell its client id: {answer}"
                 if not self.ids:
                     raise RunError(
-                        f"{text}; mend that client, start without it, or raise "
+                        f"{text}; fix that client, start without it, or raise "
                         "federation.start_timeout"
                     )
                 self._ask_again[cid] = time.monotonic() + self._patience
-                warnings.warn(f"{text}; the run goes on without it", FedoptWarning, stacklevel=2)
+                warnings.warn(f"{text}; the run continues without it", FedoptWarning, stacklevel=2)
                 continue
             self._ids[cid] = answer[0]
             self.num_examples[answer[0]] = answer[1]

@@ -146,13 +146,22 @@ def _to_array(data: bytes) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def _encoded_bytes(shape: tuple[int, ...], dtype: str) -> int:
+def encoded_size(shape: tuple[int, ...], dtype: str) -> int:
+    """Return the size in bytes of one array in Flower's encoding."""
     return sum(map(len, ndarrays_to_parameters([np.zeros(shape, dtype)]).tensors))
 
 
 def encoded_bytes(arrays: Sequence[np.ndarray]) -> int:
     """Return the size in bytes of these arrays in Flower's encoding, without encoding them."""
-    return sum(_encoded_bytes(a.shape, a.dtype.str) for a in arrays)
+    return sum(encoded_size(a.shape, a.dtype.str) for a in arrays)
+
+
+def expected_arrays(
+    names: tuple[str, ...], model: FlatModel, *, with_buffers: bool
+) -> dict[str, Layout]:
+    """Return name -> (size, dtype) of model-sized arrays, and of the buffers if they travel."""
+    expected = dict.fromkeys(names, Layout(model.size, "float32"))
+    return {**expected, **(model.buffer_layout if with_buffers else {})}
 
 
 def decode(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ..algorithm import Algorithm, ClientId, Plan, Reply, ServerState
-from ..config import FederationSection, ScheduleSection, TrainingSection
+from ..config import FederationSection, RunConfig
 from ..errors import FedoptWarning
 from ..objectives import num_steps
 from ..sampling import (
@@ -29,14 +29,10 @@ from .replies import Upload
 CLUSTERS = "clusters"  # among the server's vectors: a label for each client
 
 
-def make_plan(
-    rule: Algorithm,
-    federation: FederationSection,
-    training: TrainingSection,
-    schedule: ScheduleSection,
-    num_examples: Mapping[ClientId, int],
-) -> Plan:
+def make_plan(rule: Algorithm, config: RunConfig, num_examples: Mapping[ClientId, int]) -> Plan:
     """Return what is fixed before round 1."""
+    federation = config.federation
+    training = config.training
     steps = {
         i: num_steps(n, training.batch_size, training.local_steps, training.local_epochs)
         for i, n in num_examples.items()
@@ -48,7 +44,7 @@ def make_plan(
         num_examples=num_examples,
         local_steps=steps,
         importance=importances(num_examples, federation.weighting or rule.weighting),
-        constant_rates=schedule.is_constant,
+        constant_rates=config.schedule.is_constant,
     )
 
 
@@ -56,11 +52,13 @@ class Participation:
     """Who is asked in the current round, how often each was drawn, and what its reply weighs."""
 
     def __init__(self, rule: Algorithm, federation: FederationSection, plan: Plan) -> None:
-        self._federation, self._plan, self._unbiased = federation, plan, rule.unbiased_weights
+        self._federation = federation
+        self._plan = plan
+        self._unbiased = rule.unbiased_weights
         self._ids = list(plan.num_examples)
         by_examples = (federation.weighting or rule.weighting) == "examples"
         self._shares = {i: n if by_examples else 1 for i, n in plan.num_examples.items()}
-        self.everyone()
+        self.choose_all()
         if federation.sampler == "clustered" and federation.warmup_rounds >= plan.num_rounds:
             warnings.warn(
                 f"federation.warmup_rounds: got {federation.warmup_rounds} of {plan.num_rounds} "
@@ -70,9 +68,10 @@ class Participation:
                 stacklevel=2,
             )
 
-    def everyone(self) -> list[ClientId]:
-        """Ask all N, each once."""
-        self._sampler, self._counts = "uniform", dict.fromkeys(self._ids, 1)
+    def choose_all(self) -> list[ClientId]:
+        """Choose all N, each once, and return them."""
+        self._sampler = "uniform"
+        self._counts = dict.fromkeys(self._ids, 1)
         self._ranks = dict.fromkeys(self._ids, 0)
         return list(self._ids)
 
@@ -84,7 +83,7 @@ class Participation:
     def group(self, state: ServerState, gradients: Mapping[ClientId, torch.Tensor]) -> ServerState:
         """Return the state with a cluster for each client; those without a gradient have one.
 
-        With fewer than half of the gradients nothing changes, and the warm-up goes on.
+        With fewer than half of the gradients nothing changes, and the warm-up continues.
         """
         if 2 * len(gradients) < len(self._ids):
             return state
@@ -100,7 +99,8 @@ class Participation:
 
         Uniform sampling passes over those that are away; the others draw from all.
         """
-        federation, draws = self._federation, self._plan.clients_per_round
+        federation = self._federation
+        draws = self._plan.clients_per_round
         warming_up = federation.sampler == "clustered" and CLUSTERS not in state.vectors
         self._sampler = "uniform" if warming_up else federation.sampler
         if warming_up:

@@ -103,7 +103,7 @@ def own_metrics(answer: FitRes) -> dict[str, Scalar]:
     return {key: value for key, value in answer.metrics.items() if key != "arrays"}
 
 
-def close(
+def fill_record(
     record: RoundRecord,
     asked: Sequence[ClientId],
     counted: Mapping[ClientId, Upload],

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from ..algorithm import Algorithm
 from ..config import RunConfig
 from ..errors import ConfigError
 from ..vectors import FlatModel, Layout
-from .client import expected_arrays
+from .messages import encoded_size, expected_arrays
 
-_ARRAY_OVERHEAD, _MESSAGE_OVERHEAD = 192, 8192  # bytes: NumPy's header; the instruction
+_INSTRUCTION_BYTES = 8192  # an upper bound
 _MIB = 1 << 20
 
 
@@ -40,6 +38,4 @@ def require_messages_fit(rule: Algorithm, model: FlatModel, config: RunConfig) -
 
 
 def _total(arrays: Iterable[Layout]) -> int:
-    return _MESSAGE_OVERHEAD + sum(
-        _ARRAY_OVERHEAD + array.size * np.dtype(array.dtype).itemsize for array in arrays
-    )
+    return _INSTRUCTION_BYTES + sum(encoded_size((a.size,), a.dtype) for a in arrays)

@@ -7,7 +7,6 @@ client's c_i and the server's c drift apart.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save
 
 from ..algorithm import ClientId, ClientState
 from ..errors import MessageError
+from ..files import replacing
 
 STATE_LOST = "the client lost its state"  # in the error of such a client
 
@@ -72,7 +72,7 @@ class MemoryStates:
 
 
 class DiskStates:
-    """States as files, so that a client that is killed and started again goes on where it was.
+    """States as files, so that a client that is killed and started again continues where it was.
 
     `directory`/client-<id>/round-<version>.safetensors; a file is whole and on the disk before it
     has its name, so a power cut or a full disk leaves the earlier versions as they were.
@@ -95,17 +95,9 @@ class DiskStates:
     def save(self, client_id: ClientId, version: int, state: ClientState) -> None:
         path = self._path(client_id, version)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(path.name + ".unfinished")
         contents = save({name: array.detach().cpu() for name, array in state.items()})
-        try:
-            with unfinished.open("wb") as file:
-                file.write(contents)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        except OSError:
-            unfinished.unlink(missing_ok=True)
-            raise
+        with replacing(path, durable=True) as unfinished:
+            unfinished.write_bytes(contents)
 
     def prune(self, client_id: ClientId, keep: Collection[int]) -> None:
         for version in self._versions(client_id):
@@ -154,5 +146,5 @@ class ContextStates:
 def _lost(client_id: ClientId, version: int, found: list[int]) -> MessageError:
     return MessageError(
         f"client {client_id}: state of round {version} is asked for; has {found}; {STATE_LOST}, "
-        "so the run cannot go on with it"
+        "so the run cannot continue with it"
     )

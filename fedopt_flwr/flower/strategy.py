@@ -14,13 +14,12 @@ from torch import Tensor
 
 from ..algorithm import Algorithm, ClientId, Plan, ServerState
 from ..checkpoints import Snapshot
-from ..config import FederationSection, ScheduleSection, TrainingSection
+from ..config import RunConfig
 from ..errors import RunError
 from ..metrics import RoundRecord
 from ..objectives import Evaluation
 from ..schedules import changed_numbers, scheduled
 from ..vectors import FlatModel, average_buffers, is_buffer_name
-from .client import expected_arrays
 from .members import Members, ask_all
 from .messages import (
     IN_MEMORY,
@@ -30,10 +29,11 @@ from .messages import (
     Scalar,
     encode,
     encoded_bytes,
+    expected_arrays,
     to_arrays,
 )
 from .participation import Participation, make_plan
-from .replies import Upload, accept, buffers_of, close
+from .replies import Upload, accept, buffers_of, fill_record
 from .wrappers import refuse_privacy_wrappers
 
 Fit = tuple[ClientProxy, FitRes]
@@ -43,8 +43,9 @@ class FederatedStrategy(Strategy):
     """Runs any rule in Flower's server loop.
 
     `model` gives the layout and the initial point, and is what `evaluate` is called with, holding
-    the server's vector and buffers. `on_start` hears the resolved rule and the plan, `on_round`
-    every finished record. `template` is what clients are told in every round. With `in_memory`
+    the server's vector and buffers. `template` is the part of an instruction that stays the same in
+    every round. `on_start` hears the resolved rule and the plan, `on_round` every finished record;
+    `while_waiting` is called while clients are missing and may raise to give up. With `in_memory`
     arrays go to clients of this process as they are.
     """
 
@@ -52,52 +53,69 @@ class FederatedStrategy(Strategy):
         self,
         rule: Algorithm,
         model: FlatModel,
-        federation: FederationSection,
-        training: TrainingSection,
+        config: RunConfig,
         *,
         template: Instruction,
-        schedule: ScheduleSection | None = None,
         evaluate: Callable[[FlatModel], Evaluation] | None = None,
-        evaluate_every: int = 1,
         on_start: Callable[[Algorithm, Plan], None] = lambda rule, plan: None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
+        while_waiting: Callable[[], None] = lambda: None,
         in_memory: bool = False,
         resume: Snapshot | None = None,
     ) -> None:
-        self.rule, self.model = rule, model
-        self.round_rule = rule  # with the step sizes of the current round
-        self._federation, self._training = federation, training
-        self._schedule = schedule or ScheduleSection()
+        self.rule = rule
+        self._rule_of_round = rule  # with the step sizes of the current round
+        self.model = model
+        self._config = config
         self._template = replace(template, run=resume.run) if resume else template
-        self._evaluate, self._evaluate_every = evaluate, evaluate_every
-        self._on_start, self.on_round = on_start, on_round
-        self._in_memory, self._resume = in_memory, resume
-        self.members = Members(federation)
+        self._evaluate = evaluate
+        self._on_start = on_start
+        self._on_round = on_round
+        self._in_memory = in_memory
+        self._resume = resume
+        self.members = Members(config.federation, while_waiting)
         self._buffers: dict[str, Tensor] = dict(resume.buffers if resume else {})
-        self._averages_buffers = federation.buffers == "average" and model.has_buffers
+        self._averages_buffers = config.federation.buffers == "average" and model.has_buffers
         self.versions: dict[ClientId, int] = dict(resume.versions if resume else {})
-        self.durable_versions: dict[ClientId, int] = dict(self.versions)  # of the last checkpoint
+        self._durable_versions = dict(self.versions)  # that the last checkpoint counts on
         self.asked: list[ClientId] = []  # in the current round
         self._rounds_before = resume.round if resume else 0
         self.record = RoundRecord(self._rounds_before)
         self._started = 0.0
-        self.extra_config: Callable[[int], dict[str, Scalar]] = lambda server_round: {}
         self.state: ServerState
         self._participation: Participation
 
+    def set_max_workers(self, number: int) -> None:
+        """Ask at most so many clients at the same time outside of Flower's loop."""
+        self.members.max_workers = number
+
+    def confirm_checkpoint(self) -> None:
+        """Let clients drop the states that only checkpoints before the present round count on."""
+        self._durable_versions = dict(self.versions)
+
+    def extra_config(self, round_number: int) -> dict[str, Scalar]:
+        """Return what clients find in their config beside the instruction; for subclasses."""
+        return {}
+
     def snapshot(self) -> Snapshot:
         """Return what a checkpoint must hold of the server."""
-        run, number, versions = self._template.run, self.record.round, dict(self.versions)
-        return Snapshot(run, number, self.state.vectors, self._buffers, versions)
+        return Snapshot(
+            run=self._template.run,
+            round=self.record.round,
+            vectors=self.state.vectors,
+            buffers=self._buffers,
+            versions=dict(self.versions),
+        )
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Find all clients, fix the plan, run the start pass; called once, before round 1."""
         refuse_privacy_wrappers()
-        federation = self._federation
+        federation = self._config.federation
         self.members.discover(client_manager, federation.num_clients, federation.start_timeout)
         sizes = {i: self.members.num_examples[i] for i in self.members.ids}
-        plan = make_plan(self.rule, federation, self._training, self._schedule, sizes)
-        self.rule = self.round_rule = self.rule.resolve(plan)
+        plan = make_plan(self.rule, self._config, sizes)
+        self.rule = self.rule.resolve(plan)
+        self._rule_of_round = self.rule
         self._participation = Participation(self.rule, federation, plan)
         self._on_start(self.rule, plan)
         if self._resume:
@@ -114,7 +132,7 @@ class FederatedStrategy(Strategy):
         self._begin_round(0)
         uploads: dict[ClientId, Upload] = {}
         for _ in range(2):
-            missing = [i for i in self._participation.everyone() if i not in uploads]
+            missing = [i for i in self._participation.choose_all() if i not in uploads]
             if not missing:
                 break
             self.record.errors.clear()
@@ -136,7 +154,7 @@ class FederatedStrategy(Strategy):
         by_cid = {proxy.cid: ins for proxy, ins in instructions}
         answers = ask_all(
             [(proxy.cid, proxy) for proxy, _ in instructions],
-            lambda proxy: proxy.fit(by_cid[proxy.cid], self._federation.round_timeout, 0),
+            lambda proxy: proxy.fit(by_cid[proxy.cid], self._config.federation.round_timeout, 0),
             self.members.max_workers,
         )
         by_id = {
@@ -150,21 +168,26 @@ class FederatedStrategy(Strategy):
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
         self._begin_round(server_round + self._rounds_before)
-        federation = self._federation
-        needed, patience = federation.min_replies, federation.start_timeout
-        self.members.gather(client_manager, needed, patience, "federation.min_replies")
-        number, rule = self.record.round, self.rule.at_round(self.state, self.record.round)
-        self.round_rule = scheduled(rule, self._schedule, number, federation.num_rounds)
+        federation = self._config.federation
+        self.members.gather(
+            client_manager,
+            federation.min_replies,
+            federation.start_timeout,
+            "federation.min_replies",
+        )
+        number = self.record.round
+        rule = self.rule.at_round(self.state, number)
+        self._rule_of_round = scheduled(rule, self._config.schedule, number, federation.num_rounds)
         if self._participation.needs_clusters(self.state, number):
-            gradients = self._ask_now("gradient", self._participation.everyone(), ("gradient",))
+            gradients = self._ask_now("gradient", self._participation.choose_all(), ("gradient",))
             rows = {i: upload.arrays["gradient"] for i, upload in gradients.items()}
             self.state = self._participation.group(self.state, rows)
-        self.record.chosen = changed_numbers(self.rule, self.round_rule)
+        self.record.chosen = changed_numbers(self.rule, self._rule_of_round)
         self.record.chosen |= self.rule.report(self.state, number)
         ids = self._participation.choose(
             self.state, number, lambda i: self.members.connected(i) is not None
         )
-        return self._instruct("train", ids, self.round_rule.broadcast(self.state))
+        return self._instruct("train", ids, self._rule_of_round.broadcast(self.state))
 
     def _instruct(
         self, phase: Phase, ids: Sequence[ClientId], arrays: dict[str, Tensor]
@@ -188,8 +211,8 @@ class FederatedStrategy(Strategy):
         instructions = []
         for client_id in ids:
             version = self.versions.get(client_id, NEVER)
-            durable = self.durable_versions.get(client_id, version)
-            told = replace(
+            durable = self._durable_versions.get(client_id, version)
+            own = replace(
                 instruction,
                 hyperparameters=self._rule_of(client_id).model_dump_json(),
                 state_version=version,
@@ -197,7 +220,7 @@ class FederatedStrategy(Strategy):
             ).to_config()
             proxy = self.members.connected(client_id)
             if proxy is not None:
-                instructions.append((proxy, FitIns(parameters, {**beside, **told})))
+                instructions.append((proxy, FitIns(parameters, {**beside, **own})))
         return instructions
 
     def aggregate_fit(
@@ -211,14 +234,14 @@ class FederatedStrategy(Strategy):
         answers = self._answers(results, failures)
         steps = self.state.plan.local_steps
         uploads = accept(self.asked, answers, expected, self.record, "train", steps)
-        needed = self._federation.min_replies
+        needed = self._config.federation.min_replies
         if len(uploads) < needed:
             why = f"not counted: {len(uploads)} replies, federation.min_replies is {needed}"
             self.record.errors += [{"client": i, "phase": "train", "error": why} for i in uploads]
             self._finish_round({})
             return None, {}
         replies = self._participation.weigh(uploads)
-        self.state = self.round_rule.server_update(self.state, replies)
+        self.state = self._rule_of_round.server_update(self.state, replies)
         if average:
             total = sum(r.weight for r in replies)
             self._buffers = average_buffers([(r.weight / total, buffers_of(r)) for r in replies])
@@ -226,7 +249,7 @@ class FederatedStrategy(Strategy):
         return self._flower_parameters(), {}
 
     def _rule_of(self, client_id: ClientId) -> Algorithm:
-        return self.round_rule.for_client(self._participation.rank(client_id))
+        return self._rule_of_round.for_client(self._participation.rank(client_id))
 
     def _answers(
         self, results: Sequence[Fit], failures: Sequence[Fit | BaseException]
@@ -246,10 +269,10 @@ class FederatedStrategy(Strategy):
     def _finish_round(self, counted: Mapping[ClientId, Upload]) -> None:
         for client_id in counted:
             self.versions[client_id] = self.record.round
-        close(self.record, self.asked, counted, self.state.plan.num_examples)
+        fill_record(self.record, self.asked, counted, self.state.plan.num_examples)
         self.record.seconds = time.perf_counter() - self._started
 
-    def load_model(self) -> None:
+    def write_to_model(self) -> None:
         """Put the server's vector and buffers into `model`, which clients may have trained on."""
         self.model.vector.copy_(self.state["model"])
         if self._buffers:
@@ -259,7 +282,7 @@ class FederatedStrategy(Strategy):
         """The whole state_dict, for Flower's loop and a user's functions."""
         if self._in_memory:  # where nobody reads them
             return Parameters(tensors=[], tensor_type=IN_MEMORY)
-        self.load_model()
+        self.write_to_model()
         return ndarrays_to_parameters(self.model.state_arrays())
 
     def evaluate(
@@ -267,19 +290,19 @@ class FederatedStrategy(Strategy):
     ) -> tuple[float, dict[str, Scalar]] | None:
         """Evaluate the server's model where that is due, and publish the round's record."""
         record = self.record
-        due = record.round in (self._federation.num_rounds, 0)
-        due = due or record.round % self._evaluate_every == 0
+        due = record.round in (self._config.federation.num_rounds, 0)
+        due = due or record.round % self._config.output.evaluate_every == 0
         if server_round == 0 and (self._resume or not self.rule.start_names):
             return None
         evaluation = None
         if self._evaluate and due:
-            self.load_model()
+            self.write_to_model()
             evaluation = self._evaluate(self.model)
         if evaluation is not None:
             record.test_loss, record.test_metric = evaluation.loss, evaluation.metric
             if evaluation.metric_name == "accuracy":
                 record.test_accuracy = evaluation.metric
-        self.on_round(record)
+        self._on_round(record)
         if evaluation is None:
             return None
         metric = evaluation.metric

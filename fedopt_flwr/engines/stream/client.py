@@ -35,7 +35,7 @@ from ...algorithm import ClientId
 from ...errors import ConfigError, FedoptError, RunError
 from ...flower.messages import ROUND, to_arrays
 from ...seeding import derive
-from ..answering import Answering
+from ..common import Answering
 from .protocol import CLAIM_KEY, LARGEST_MESSAGE, RUN_IS_OVER, Claim, channel_options
 from .tls import ClientTls, explain
 

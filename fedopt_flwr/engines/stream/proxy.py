@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from flwr.common import (
     Code,
@@ -37,6 +36,7 @@ from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import (
 from ...algorithm import ClientId
 from ...errors import RunError
 from ...flower.messages import ROUND
+from ..common import NeverAsked
 from .roster import Roster
 
 
@@ -89,7 +89,7 @@ class Arrays:
         return shared + bytes(ServerMessage(fit_ins=own).SerializeToString())
 
 
-class StreamProxy(ClientProxy):
+class StreamProxy(NeverAsked, ClientProxy):
     """Flower's view of one connected client."""
 
     def __init__(
@@ -141,11 +141,6 @@ class StreamProxy(ClientProxy):
         ins = reconnect_ins_to_proto(ReconnectIns(seconds=None))
         with contextlib.suppress(GrpcBridgeClosed, ValueError):  # gone, or still at work
             self._request(ServerMessage(reconnect_ins=ins).SerializeToString(), timeout)
-
-    def _not_asked(self, *arguments: object, **options: object) -> Any:
-        raise RuntimeError("the strategy never asks this of a client on a stream")
-
-    get_parameters = evaluate = reconnect = _not_asked
 
 
 def _loss(seconds: float, timeout: float | None) -> str:

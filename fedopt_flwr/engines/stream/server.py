@@ -8,21 +8,19 @@ that vanished, arrays serialised once a round, as many requests at a time as the
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 
 import grpc
-import torch
 from flwr.server.superlink.fleet.grpc_bidi.flower_service_servicer import FlowerServiceServicer
 from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
 
 from ...config import RunConfig
 from ...errors import ConfigError, Terminated
 from ...flower import FederatedStrategy
-from ..lean import LeanServer
+from ..common import LeanServer, intra_op_threads, quiet
 from .desk import Desk, Refused
 from .protocol import MIB, RUN_IS_OVER, SERVICE, channel_options
 from .proxy import Arrays, Letter, Seat, StreamProxy
@@ -52,24 +50,19 @@ def run_on_streams(
     certified = tls is not None and tls.client_ca is not None
     desk = Desk(config, roster, strategy.members, certified=certified)
     listener, port = _listen(_Servicer(desk, roster), config, address, tls)
-    flower_log, level = logging.getLogger("flwr"), logging.getLogger("flwr").level
-    threads = torch.get_num_threads()
     log = HandshakeLog(lambda reason: roster.refused("a peer", reason)) if tls else None
     with log or contextlib.nullcontext(), _stopping_on_signals(desk):
         listener.start()
         try:
-            flower_log.setLevel(logging.ERROR)
-            torch.set_num_threads(config.training.threads)
-            on_listening(port)
-            server = LeanServer(client_manager=desk, strategy=strategy)
-            server.set_max_workers(config.federation.num_clients)
-            server.fit(num_rounds, config.federation.round_timeout)
-            desk.dismiss()
+            with quiet(), intra_op_threads(config.training.threads):
+                on_listening(port)
+                server = LeanServer(client_manager=desk, strategy=strategy)
+                server.set_max_workers(config.federation.num_clients)
+                server.fit(num_rounds, config.federation.round_timeout)
+                desk.dismiss()
         finally:
             desk.abandon()
             listener.stop(_GRACE_SECONDS).wait()
-            flower_log.setLevel(level)
-            torch.set_num_threads(threads)
 
 
 @contextlib.contextmanager

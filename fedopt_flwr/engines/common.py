@@ -1,0 +1,87 @@
+"""What several engines need: Flower's server kept lean, quiet and on a fixed number of threads."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+from collections.abc import Iterator
+from typing import NoReturn, Protocol
+
+import numpy as np
+import torch
+from flwr.server import Server
+
+from ..flower.messages import Scalar
+
+# parameters of glibc's mallopt
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_LARGEST_MMAP_THRESHOLD = 32 << 20  # bytes; glibc's own limit
+
+
+class Answering(Protocol):
+    """What answers the server: these two methods of Flower's NumPyClient."""
+
+    def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
+        """Say who this is ("client_id") and how many examples it has ("num_examples")."""
+
+    def fit(
+        self, parameters: list[np.ndarray], config: dict[str, Scalar]
+    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
+        """Follow one instruction: arrays, number of examples, report."""
+
+
+class LeanServer(Server):
+    """Flower's loop, except that a round's replies are let go when it ends, not one round later."""
+
+    def fit_round(self, server_round: int, timeout: float | None):  # type: ignore[no-untyped-def]
+        result = super().fit_round(server_round, timeout)
+        return None if result is None else (*result[:2], ([], []))
+
+
+class NeverAsked:
+    """Methods of Flower's ClientProxy that our strategy does not use."""
+
+    def _not_asked(self, *arguments: object, **options: object) -> NoReturn:
+        raise RuntimeError("the strategy never asks this of a client")
+
+    get_parameters = evaluate = reconnect = _not_asked
+
+
+@contextlib.contextmanager
+def quiet(level: int = logging.ERROR) -> Iterator[None]:
+    """Raise the level of Flower's logger meanwhile."""
+    log = logging.getLogger("flwr")
+    before = log.level
+    log.setLevel(level)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+@contextlib.contextmanager
+def intra_op_threads(number: int) -> Iterator[None]:
+    """Compute with so many threads meanwhile; sums depend on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def keep_freed_memory() -> None:
+    """Let all threads share one heap that keeps what is freed, from now on.
+
+    By default each of a server's many threads has a heap of its own, whose free part no other
+    thread can use, and large blocks go back to the system at once and are fetched again page by
+    page: with a hundred clients memory grows for many rounds, and a round takes twice as long.
+    Does nothing where the C library is not glibc.
+    """
+    mallopt = None if os.name == "nt" else getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_ARENA_MAX, 1)
+        mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        mallopt(_TRIM_THRESHOLD, 2**31 - 1)
