@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from fedopt_flwr import RunConfig
+from fedopt_flwr import RunConfig, simulate
 from fedopt_flwr.algorithm import Algorithm, Plan
+from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.conformance.harness import Federation, Toy, linear
 from fedopt_flwr.data import from_datasets
 from fedopt_flwr.engines.in_process import run_in_process
@@ -169,3 +170,42 @@ def open_run(
     )
     strategy.write_to_model()
     return run
+
+
+SOFTMAX_SIZES = [30, 5, 12, 50, 8, 20]
+SOFTMAX_CLIENTS = softmax_clients(SOFTMAX_SIZES)
+SOFTMAX_DATA = as_datasets(SOFTMAX_CLIENTS)
+WITH_CONTROL_VARIATES = [
+    name for name, rule in ALGORITHMS.items() if "control_variate" in rule.client_state
+]
+
+
+def softmax_config(
+    name: str, sampled: int = 3, rounds: int = 10, **hyperparameters: object
+) -> dict[str, Any]:
+    """A run of a rule on SOFTMAX_DATA."""
+    return {
+        "algorithm": {"name": name, **hyperparameters},
+        "federation": {"num_clients": 6, "clients_per_round": sampled, "num_rounds": rounds},
+        "training": {"local_steps": 4, "batch_size": 4},
+    }
+
+
+def final_parameters(settings: dict[str, Any]) -> np.ndarray:
+    """The parameters at the end of a run on SOFTMAX_DATA."""
+    return simulate(settings, model=linear_model, client_data=SOFTMAX_DATA).parameters
+
+
+def run_config(name: str, directory: Path | None = None, **sections: Any) -> dict[str, Any]:
+    """A short run of a rule on digits."""
+    return {
+        "algorithm": {"name": name},
+        "federation": {"num_clients": 8, "clients_per_round": 4, "num_rounds": 9, "seed": 3},
+        "training": {"local_steps": 4, "batch_size": 8},
+        "model": {"options": {"hidden": [16]}},
+        "output": {"directory": directory} if directory else {},
+    } | sections
+
+
+def model_bytes(directory: Path) -> bytes:
+    return (directory / "model.safetensors").read_bytes()
