@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -21,6 +23,7 @@ from fedopt_flwr.engines.in_process import run_in_process
 from fedopt_flwr.experiment import Experiment
 from fedopt_flwr.flower import FederatedClient, FederatedStrategy, MemoryStates
 from fedopt_flwr.metrics import RoundRecord
+from fedopt_flwr.runs import Silent
 
 FEATURES, CLASSES = 4, 3
 
@@ -196,7 +199,7 @@ def final_parameters(settings: dict[str, Any]) -> np.ndarray:
     return simulate(settings, model=linear_model, client_data=SOFTMAX_DATA).parameters
 
 
-def run_config(name: str, directory: Path | None = None, **sections: Any) -> dict[str, Any]:
+def digits_config(name: str, directory: Path | None = None, **sections: Any) -> dict[str, Any]:
     """A short run of a rule on digits."""
     return {
         "algorithm": {"name": name},
@@ -209,3 +212,48 @@ def run_config(name: str, directory: Path | None = None, **sections: Any) -> dic
 
 def model_bytes(directory: Path) -> bytes:
     return (directory / "model.safetensors").read_bytes()
+
+
+# one rule of each kind of state in the fast suite, all of them in the slow one
+SOME_FAST = [
+    name
+    if name in ("fedavg", "scaffold_m", "padamfed", "fadamgc")
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in ALGORITHMS
+]
+
+
+def without_times(path: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if "seconds" not in k} for line in lines]
+
+
+def checkpointed(folder: Path, name: str = "scaffold_m", every: int = 4) -> dict[str, Any]:
+    return digits_config(name, output={"directory": folder, "checkpoint_every": every})
+
+
+class At(Silent):
+    """Does something when a round is over."""
+
+    def __init__(self, number: int, action: Callable[[], Any]) -> None:
+        self._number, self._action = number, action
+
+    def on_round(self, record: RoundRecord) -> None:
+        if record.round == self._number:
+            self._action()
+
+
+def small_config(num_clients: int = 3, **sections: Any) -> dict[str, Any]:
+    return {
+        "algorithm": {"name": "fedavg"},
+        "federation": {
+            "num_clients": num_clients,
+            "clients_per_round": num_clients,
+            "num_rounds": 2,
+        },
+        "training": {"local_steps": 2, "batch_size": 4},
+    } | sections
+
+
+def three_datasets(size: int = 9) -> list[TensorDataset]:
+    return as_datasets(softmax_clients([size] * 3))

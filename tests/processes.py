@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 
 from fedopt_flwr.flower import DiskStates
 from fedopt_flwr.outputs import RunDirectory
@@ -92,3 +94,75 @@ def require_c_is_the_mean(folder: Path) -> None:
     c = checkpoint.server.vectors["control_variate"].numpy()
     assert np.abs(c).max() > 1e-4
     np.testing.assert_allclose(np.mean(own, axis=0), c, atol=1e-6)
+
+
+SLOW_MODEL = '''
+import time
+import torch
+
+class Slow(torch.nn.Sequential):
+    """Logistic regression whose training takes a while, so that a kill lands in a round."""
+
+    def forward(self, x):
+        if self.training and torch.is_grad_enabled():
+            time.sleep(0.1)
+        return super().forward(x)
+
+def make():
+    return Slow(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+'''
+
+
+def write_config(folder: Path, rule: str, **sections: dict[str, Any]) -> Path:
+    """A federation of 3 clients whose rounds take about half a second."""
+    (folder / "slow_model.py").write_text(SLOW_MODEL)
+    config = {
+        "algorithm": {"name": rule},
+        "federation": {"num_clients": 3, "clients_per_round": 3, "num_rounds": 12},
+        "training": {"local_steps": 4, "device": "cpu"},
+        "model": {"name": "slow_model:make"},
+        "output": {"directory": str(folder / "run"), "checkpoint_every": 1},
+        "transport": {"keep_alive_seconds": 4},
+    }
+    for name, section in sections.items():
+        config[name] = config.get(name, {}) | section
+    path = folder / "federation.toml"
+    path.write_text(tomli_w.dumps(config))
+    return path
+
+
+def start_server(processes: Processes, config: Path, port: int, *more: object) -> Process:
+    address = f"127.0.0.1:{port}"
+    return processes.start("server", "server", config, "--address", address, "--insecure", *more)
+
+
+def start_client(processes: Processes, config: Path, port: int, client_id: int) -> Process:
+    where = ("--server", f"127.0.0.1:{port}", "--state-dir", processes.folder / "state")
+    who = ("--client-id", client_id, "--insecure")
+    return processes.start(f"client-{client_id}", "client", config, *where, *who)
+
+
+def launch(processes: Processes, name: str, rule: str, count: int, *more: object) -> Process:
+    settings = ["--set", "federation.num_rounds=4", "--set", "federation.clients_per_round=3"]
+    settings += ["--set", "training.local_steps=3", "--set", f"output.directory={name}"]
+    arguments = ("--clients", 5, "--processes", count, "--algorithm", rule, *settings, *more)
+    return processes.start(name, "launch", *arguments)
+
+
+FEDOPT = str(Path(sys.executable).parent / "fedopt")
+
+
+QUICK = ["--set", "federation.num_rounds=4", "--set", "model.options.hidden=[8]"]
+
+
+def fedopt(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [FEDOPT, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+
+
+def refused(result: subprocess.CompletedProcess[str], *texts: str) -> None:
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr + result.stdout
+    for text in texts:
+        assert text in result.stderr, result.stderr

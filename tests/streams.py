@@ -161,3 +161,13 @@ def hosted_clients(server: ServerThread, ids: Sequence[int], state: Path) -> lis
     """Clients that share one host, as `--client-ids` makes them."""
     host = ClientHost(server.config, ids)
     return [ClientThread(server, i, state, host=host) for i in ids]
+
+
+def make_config(rule: str = "padamfed", **federation: Any) -> dict[str, Any]:
+    return {
+        "algorithm": {"name": rule},
+        "federation": {"num_clients": 3, "clients_per_round": 3, "num_rounds": 3, **federation},
+        "training": {"local_steps": 2, "device": "cpu"},
+        "model": {"name": "logistic"},
+        "transport": {"keep_alive_seconds": 5},
+    }

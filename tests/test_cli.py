@@ -11,27 +11,13 @@ import warnings
 from pathlib import Path
 
 import pytest
+from processes import FEDOPT, QUICK, fedopt, refused
 
 from fedopt_flwr.checkpoints import has_checkpoint
 from fedopt_flwr.cli import main
 from fedopt_flwr.errors import FedoptWarning
 
-FEDOPT = str(Path(sys.executable).parent / "fedopt")
 WIDE = ["--set", "model.options.hidden=[9000]"]
-QUICK = ["--set", "federation.num_rounds=4", "--set", "model.options.hidden=[8]"]
-
-
-def fedopt(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [FEDOPT, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120
-    )
-
-
-def refused(result: subprocess.CompletedProcess[str], *texts: str) -> None:
-    assert result.returncode == 2, result.stderr
-    assert "Traceback" not in result.stderr + result.stdout
-    for text in texts:
-        assert text in result.stderr, result.stderr
 
 
 def test_simulate_prints_header_and_rounds_and_writes_its_files(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_cli import QUICK, fedopt, refused
+from processes import QUICK, fedopt, refused
 
 
 def test_compare_ends_with_a_table_and_curves(tmp_path: Path) -> None:

@@ -12,8 +12,11 @@ import torch
 from helpers import (
     CLASSES,
     FEATURES,
+    SOME_FAST,
     as_datasets,
+    digits_config,
     linear_model,
+    model_bytes,
     open_run,
     softmax_clients,
     softmax_gradient,
@@ -22,7 +25,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedopt_flwr import ConfigError, RunConfig, simulate
-from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.data import as_client_data
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.experiment import Experiment
@@ -31,36 +33,14 @@ from fedopt_flwr.metrics import RoundRecord, holds_from, rounds_to_target, summa
 from fedopt_flwr.objectives import ModelObjective, accuracy, evaluate
 from fedopt_flwr.vectors import FlatModel
 
-# one rule of each kind of state in the fast suite, all of them in the slow one
-SOME_FAST = [
-    name
-    if name in ("fedavg", "scaffold_m", "padamfed", "fadamgc")
-    else pytest.param(name, marks=pytest.mark.slow)
-    for name in ALGORITHMS
-]
-
-
-def config(name: str, directory: Path | None = None, **sections: Any) -> dict[str, Any]:
-    return {
-        "algorithm": {"name": name},
-        "federation": {"num_clients": 8, "clients_per_round": 4, "num_rounds": 9, "seed": 3},
-        "training": {"local_steps": 4, "batch_size": 8},
-        "model": {"options": {"hidden": [16]}},
-        "output": {"directory": directory} if directory else {},
-    } | sections
-
-
-def model_bytes(directory: Path) -> bytes:
-    return (directory / "model.safetensors").read_bytes()
-
 
 @pytest.mark.parametrize("name", SOME_FAST)
 def test_workers_and_repetition_change_no_bit_and_another_seed_does(
     name: str, tmp_path: Path
 ) -> None:
     for folder, workers in (("one", 1), ("two", 2), ("three", 3)):
-        simulate(config(name, tmp_path / folder), workers=workers)
-    other = config(name, tmp_path / "other")
+        simulate(digits_config(name, tmp_path / folder), workers=workers)
+    other = digits_config(name, tmp_path / "other")
     other["federation"]["seed"] = 4
     simulate(other)
     assert model_bytes(tmp_path / "one") == model_bytes(tmp_path / "two")
@@ -72,16 +52,16 @@ def test_a_run_uses_and_leaves_no_global_random_state() -> None:
     torch.manual_seed(1)
     np.random.seed(1)  # noqa: NPY002
     before = torch.get_rng_state()
-    first = simulate(config("scaffold_m")).parameters
+    first = simulate(digits_config("scaffold_m")).parameters
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(99)
-    np.testing.assert_array_equal(simulate(config("scaffold_m")).parameters, first)
+    np.testing.assert_array_equal(simulate(digits_config("scaffold_m")).parameters, first)
 
 
 def test_a_run_restores_threads_and_flowers_logger() -> None:
     torch.set_num_threads(2)
     level = logging.getLogger("flwr").level
-    simulate(config("fedavg"))
+    simulate(digits_config("fedavg"))
     assert torch.get_num_threads() == 2
     assert logging.getLogger("flwr").level == level
 
@@ -102,7 +82,7 @@ def test_a_last_round_without_a_reply_leaves_the_servers_model_in_the_result() -
             return self.layer(x)
 
     datasets = as_datasets(softmax_clients([9]))
-    settings = config(
+    settings = digits_config(
         "fedavg", federation={"num_clients": 1, "clients_per_round": 1, "num_rounds": 4}
     )
     failed = simulate(settings, model=Failing, client_data=datasets, test_data=datasets[0])
@@ -114,7 +94,7 @@ def test_a_last_round_without_a_reply_leaves_the_servers_model_in_the_result() -
 
 
 def test_evaluation_happens_when_it_is_due_and_always_at_the_end() -> None:
-    settings = config("fedavg", output={"evaluate_every": 4})
+    settings = digits_config("fedavg", output={"evaluate_every": 4})
     evaluated = [r.round for r in simulate(settings).rounds if r.test_loss is not None]
     assert evaluated == [4, 8, 9]
 
@@ -131,13 +111,13 @@ class Dropping(nn.Module):
 
 
 def test_dropout_is_seeded_by_client_and_round_and_uses_one_worker() -> None:
-    first = simulate(config("fedavg"), model=Dropping).parameters
+    first = simulate(digits_config("fedavg"), model=Dropping).parameters
     torch.manual_seed(123)
     with pytest.warns(FedoptWarning, match="one worker is used"):
-        second = simulate(config("fedavg"), model=Dropping, workers=2).parameters
+        second = simulate(digits_config("fedavg"), model=Dropping, workers=2).parameters
     np.testing.assert_array_equal(first, second)
-    assert Experiment(RunConfig(**config("fedavg")), model=Dropping).stochastic
-    assert not Experiment(RunConfig(**config("fedavg"))).stochastic
+    assert Experiment(RunConfig(**digits_config("fedavg")), model=Dropping).stochastic
+    assert not Experiment(RunConfig(**digits_config("fedavg"))).stochastic
 
 
 def test_an_exception_in_the_users_model_is_a_failure_of_that_client() -> None:
@@ -153,7 +133,7 @@ def test_an_exception_in_the_users_model_is_a_failure_of_that_client() -> None:
 
     datasets = as_datasets(softmax_clients([9, 9, 9]))
     datasets[1] = TensorDataset(torch.full((5, 4), 1e7), torch.zeros(5).long())
-    settings = config(
+    settings = digits_config(
         "fedavg", federation={"num_clients": 3, "clients_per_round": 3, "num_rounds": 2}
     )
     result = simulate(settings, model=Picky, client_data=datasets)
@@ -169,7 +149,7 @@ def test_an_exception_in_the_users_model_is_a_failure_of_that_client() -> None:
 
 def test_own_loss_and_metric_are_used() -> None:
     datasets = as_datasets(softmax_clients([9, 9, 9]))
-    settings = config(
+    settings = digits_config(
         "fedavg", federation={"num_clients": 3, "clients_per_round": 3, "num_rounds": 2}
     )
     result = simulate(
@@ -190,7 +170,7 @@ def test_own_loss_and_metric_are_used() -> None:
 def test_train_loss_is_the_minibatch_mean_weighted_by_examples() -> None:
     """One full-batch step: the loss at the initial model, weighted by n_i."""
     data = softmax_clients([4, 12])
-    settings = config(
+    settings = digits_config(
         "fedavg", federation={"num_clients": 2, "clients_per_round": 2, "num_rounds": 1}
     )
     settings["training"] = {"local_steps": 1, "batch_size": 0}
@@ -284,7 +264,7 @@ def test_evaluation_and_full_gradients_weigh_their_chunks_by_examples() -> None:
 def test_train_loss_weighs_unequal_batches_by_their_examples() -> None:
     """Ten examples in batches of 4, 3 and 3, with steps too short to move the model."""
     data = softmax_clients([10])
-    settings = config(
+    settings = digits_config(
         "fedavg", federation={"num_clients": 1, "clients_per_round": 1, "num_rounds": 1}
     )
     settings["algorithm"]["client_learning_rate"] = 1e-12
@@ -317,7 +297,7 @@ def test_a_client_trains_with_the_threads_that_it_is_told() -> None:
     def elsewhere(client: FederatedClient) -> FederatedClient:
         return ElsewhereClient(client.client_id, client.data, client._models, client._states)
 
-    settings = config("fedavg", training={"threads": 3, "local_steps": 2})
+    settings = digits_config("fedavg", training={"threads": 3, "local_steps": 2})
     settings["federation"] = {"num_clients": 2, "clients_per_round": 2, "num_rounds": 1}
     open_run(settings, as_datasets(softmax_clients([9, 9])), Counting, wrap=elsewhere)
     assert seen == {3}
@@ -329,7 +309,7 @@ def test_buffers_do_not_depend_on_the_workers(buffers: str) -> None:
         return nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES))
 
     data = as_datasets(softmax_clients([30, 20, 40, 25, 35, 50]))
-    settings = config("scaffold_m", federation={"num_clients": 6, "clients_per_round": 4})
+    settings = digits_config("scaffold_m", federation={"num_clients": 6, "clients_per_round": 4})
     settings["federation"] |= {"num_rounds": 5, "buffers": buffers}
     one, two = (
         simulate(settings, model=model, client_data=data, test_data=data[0], workers=workers)

@@ -10,57 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
-from processes import Process, Processes, free_port, require_c_is_the_mean, wait_until
+from processes import (
+    SLOW_MODEL,
+    Processes,
+    free_port,
+    launch,
+    require_c_is_the_mean,
+    start_client,
+    start_server,
+    wait_until,
+    write_config,
+)
 
 from fedopt_flwr import RunConfig, simulate
 from fedopt_flwr.algorithms import ALGORITHMS
 
 pytestmark = pytest.mark.slow
-SLOW_MODEL = '''
-import time
-import torch
-
-class Slow(torch.nn.Sequential):
-    """Logistic regression whose training takes a while, so that a kill lands in a round."""
-
-    def forward(self, x):
-        if self.training and torch.is_grad_enabled():
-            time.sleep(0.1)
-        return super().forward(x)
-
-def make():
-    return Slow(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-'''
-
-
-def write_config(folder: Path, rule: str, **sections: dict[str, Any]) -> Path:
-    """A federation of 3 clients whose rounds take about half a second."""
-    (folder / "slow_model.py").write_text(SLOW_MODEL)
-    config = {
-        "algorithm": {"name": rule},
-        "federation": {"num_clients": 3, "clients_per_round": 3, "num_rounds": 12},
-        "training": {"local_steps": 4, "device": "cpu"},
-        "model": {"name": "slow_model:make"},
-        "output": {"directory": str(folder / "run"), "checkpoint_every": 1},
-        "transport": {"keep_alive_seconds": 4},
-    }
-    for name, section in sections.items():
-        config[name] = config.get(name, {}) | section
-    path = folder / "federation.toml"
-    path.write_text(tomli_w.dumps(config))
-    return path
-
-
-def start_server(processes: Processes, config: Path, port: int, *more: object) -> Process:
-    address = f"127.0.0.1:{port}"
-    return processes.start("server", "server", config, "--address", address, "--insecure", *more)
-
-
-def start_client(processes: Processes, config: Path, port: int, client_id: int) -> Process:
-    where = ("--server", f"127.0.0.1:{port}", "--state-dir", processes.folder / "state")
-    who = ("--client-id", client_id, "--insecure")
-    return processes.start(f"client-{client_id}", "client", config, *where, *who)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -211,13 +176,6 @@ def test_an_error_in_a_clients_own_code_reaches_the_servers_terminal(processes: 
     errors = [e for r in records(folder) for e in r["errors"]]
     assert [(e["client"], e["phase"]) for e in errors] == [(1, "train")] * 3
     assert all("ValueError: sensor 7 is blind" in e["error"] for e in errors)
-
-
-def launch(processes: Processes, name: str, rule: str, count: int, *more: object) -> Process:
-    settings = ["--set", "federation.num_rounds=4", "--set", "federation.clients_per_round=3"]
-    settings += ["--set", "training.local_steps=3", "--set", f"output.directory={name}"]
-    arguments = ("--clients", 5, "--processes", count, "--algorithm", rule, *settings, *more)
-    return processes.start(name, "launch", *arguments)
 
 
 @pytest.mark.parametrize("rule", sorted(ALGORITHMS))

@@ -10,7 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from helpers import CLASSES, FEATURES, as_datasets, linear_model, softmax_clients
+from helpers import (
+    CLASSES,
+    FEATURES,
+    linear_model,
+    small_config,
+    three_datasets,
+)
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
@@ -26,22 +32,6 @@ from fedopt_flwr.trial import try_training
 from fedopt_flwr.vectors import FlatModel
 
 HERE = __name__
-
-
-def settings(num_clients: int = 3, **sections: Any) -> dict[str, Any]:
-    return {
-        "algorithm": {"name": "fedavg"},
-        "federation": {
-            "num_clients": num_clients,
-            "clients_per_round": num_clients,
-            "num_rounds": 2,
-        },
-        "training": {"local_steps": 2, "batch_size": 4},
-    } | sections
-
-
-def three(size: int = 9) -> list[TensorDataset]:
-    return as_datasets(softmax_clients([size] * 3))
 
 
 class Module(nn.Module):
@@ -95,16 +85,16 @@ MODELS = {
 @pytest.mark.parametrize("case", MODELS)
 def test_a_model_that_cannot_train_is_refused_before_the_run(case: str, tmp_path: Path) -> None:
     model, text = MODELS[case]
-    config = settings(output={"directory": tmp_path / "run"})
+    config = small_config(output={"directory": tmp_path / "run"})
     with pytest.raises(FedoptError, match=text) as caught:
-        simulate(config, model=model, client_data=three())
+        simulate(config, model=model, client_data=three_datasets())
     assert caught.value.exit_code == 2
     assert not list(tmp_path.iterdir())
 
 
 def test_a_module_in_place_of_a_function_is_refused() -> None:
     with pytest.raises(ConfigError, match="model: got a module of type Linear; give a function"):
-        simulate(settings(), model=linear_model(), client_data=three())
+        simulate(small_config(), model=linear_model(), client_data=three_datasets())
 
 
 LOSSES = {
@@ -123,7 +113,7 @@ LOSSES = {
 def test_a_loss_that_is_none_is_refused_before_the_run(case: str) -> None:
     loss, text = LOSSES[case]
     with pytest.raises(ConfigError, match=text):
-        simulate(settings(), model=linear_model, client_data=three(), loss=loss)
+        simulate(small_config(), model=linear_model, client_data=three_datasets(), loss=loss)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +127,11 @@ def test_a_loss_that_is_none_is_refused_before_the_run(case: str) -> None:
 def test_a_metric_that_is_none_is_refused_before_the_run(metric: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         simulate(
-            settings(), model=linear_model, client_data=three(), test_data=three()[0], metric=metric
+            small_config(),
+            model=linear_model,
+            client_data=three_datasets(),
+            test_data=three_datasets()[0],
+            metric=metric,
         )
 
 
@@ -152,7 +146,11 @@ def test_a_metric_that_fails_later_ends_the_run_with_its_text() -> None:
 
     with pytest.raises(RunError, match="evaluation on the test data failed: ValueError: no posit"):
         simulate(
-            settings(), model=linear_model, client_data=three(), test_data=three()[0], metric=metric
+            small_config(),
+            model=linear_model,
+            client_data=three_datasets(),
+            test_data=three_datasets()[0],
+            metric=metric,
         )
 
 
@@ -182,7 +180,7 @@ class Endless(IterableDataset):
 
 
 def changed(inputs: Callable[[Tensor], Tensor], labels: Callable[[Tensor], Tensor]) -> list[Any]:
-    return [TensorDataset(inputs(d.tensors[0]), labels(d.tensors[1])) for d in three()]
+    return [TensorDataset(inputs(d.tensors[0]), labels(d.tensors[1])) for d in three_datasets()]
 
 
 def same(tensor: Tensor) -> Tensor:
@@ -191,7 +189,7 @@ def same(tensor: Tensor) -> Tensor:
 
 DATA = {
     "no list": (
-        dict(enumerate(three())),
+        dict(enumerate(three_datasets())),
         "client_data: got an object of type dict; must be a list",
     ),
     "arrays": (
@@ -215,7 +213,7 @@ DATA = {
 def test_data_that_no_client_can_use_is_refused_before_the_run(case: str) -> None:
     data, text = DATA[case]
     with pytest.raises(FedoptError, match=text) as caught:
-        simulate(settings(), model=linear_model, client_data=data)
+        simulate(small_config(), model=linear_model, client_data=data)
     assert caught.value.exit_code == 2
 
 
@@ -230,35 +228,35 @@ def test_data_that_no_client_can_use_is_refused_before_the_run(case: str) -> Non
 )
 def test_test_data_that_cannot_be_used_are_refused_before_the_run(test: Any, text: str) -> None:
     with pytest.raises(FedoptError, match=text):
-        simulate(settings(), model=linear_model, client_data=three(), test_data=test)
+        simulate(small_config(), model=linear_model, client_data=three_datasets(), test_data=test)
 
 
 @pytest.mark.parametrize(
     "odd", [Unreadable(0), TensorDataset(torch.zeros(20, 7), torch.zeros(20).long())]
 )
 def test_one_client_that_cannot_be_used_is_a_warning_and_its_failure(odd: Any) -> None:
-    data = three()
+    data = three_datasets()
     data[1] = odd
     with pytest.warns(FedoptWarning, match=r"client 1.*; this client will fail in its rounds"):
-        result = simulate(settings(), model=linear_model, client_data=data)
+        result = simulate(small_config(), model=linear_model, client_data=data)
     assert [(r.clients, r.failures) for r in result.rounds] == [([0, 2], 1)] * 2
 
 
 def test_a_label_that_the_model_has_not_is_refused_wherever_it_is() -> None:
-    data = three()
+    data = three_datasets()
     data[2].tensors[1][7] = 5
     with pytest.raises(DataError, match="client 2: has an example of class 5; the model has 3"):
-        simulate(settings(), model=linear_model, client_data=data)
+        simulate(small_config(), model=linear_model, client_data=data)
     data[2].tensors[1][7] = -100  # what cross-entropy leaves out
-    assert simulate(settings(), model=linear_model, client_data=data).summary["failures"] == 0
+    assert simulate(small_config(), model=linear_model, client_data=data).summary["failures"] == 0
 
 
 def test_batch_norm_needs_a_client_with_two_examples() -> None:
     with pytest.raises(ConfigError, match="client 0: ValueError: Expected more than 1 value"):
-        simulate(settings(), model=with_batch_norm, client_data=three(1))
-    one_by_one = settings(training={"batch_size": 1})
+        simulate(small_config(), model=with_batch_norm, client_data=three_datasets(1))
+    one_by_one = small_config(training={"batch_size": 1})
     with pytest.raises(ConfigError, match="batch norm may need batches of two or more"):
-        simulate(one_by_one, model=with_batch_norm, client_data=three())
+        simulate(one_by_one, model=with_batch_norm, client_data=three_datasets())
 
 
 def test_the_trial_leaves_no_trace() -> None:
@@ -267,7 +265,7 @@ def test_the_trial_leaves_no_trace() -> None:
     dropping = FlatModel(nn.Sequential(nn.Dropout(), linear_model()))
     before = torch.get_rng_state()
     start = {k: v.clone() for k, v in model.read_buffers().items()}
-    data = {0: as_client_data(three()[0])}
+    data = {0: as_client_data(three_datasets()[0])}
     assert try_training(model, functional.cross_entropy, data) is False
     assert all(torch.equal(v, start[k]) for k, v in model.read_buffers().items())
     assert not model.gradient.any()
@@ -325,7 +323,7 @@ def test_a_loader_that_gives_no_data_is_refused(
 ) -> None:
     monkeypatch.chdir(Path(__file__).parent)
     with pytest.raises(FedoptError, match=text):
-        simulate(settings(data={"name": f"{HERE}:{loader}"}))
+        simulate(small_config(data={"name": f"{HERE}:{loader}"}))
 
 
 def test_problems_of_all_parts_are_reported_together() -> None:
@@ -363,9 +361,9 @@ def test_a_module_shared_between_two_models_is_refused() -> None:
     shared = nn.Linear(FEATURES, 8)
     with pytest.raises(ConfigError, match="returned the same module twice, or parts of it"):
         simulate(
-            settings(),
+            small_config(),
             model=lambda: nn.Sequential(shared, nn.Linear(8, CLASSES)),
-            client_data=three(),
+            client_data=three_datasets(),
             workers=2,
         )
 
@@ -419,7 +417,7 @@ def test_a_run_in_which_no_reply_counts_warns() -> None:
             raise ValueError("sensor 7 is blind")
 
     with pytest.warns(FedoptWarning, match=r"no client's reply.*client \d: ValueError: sensor 7"):
-        result = simulate(settings(), model=lambda: Module(fails), client_data=three())
+        result = simulate(small_config(), model=lambda: Module(fails), client_data=three_datasets())
     assert result.last_error is not None
 
 

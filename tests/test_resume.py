@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import SOFTMAX_DATA, checkpoint_file, linear_model, model_bytes, softmax_config
+from helpers import (
+    SOFTMAX_DATA,
+    At,
+    checkpoint_file,
+    checkpointed,
+    linear_model,
+    model_bytes,
+    softmax_config,
+    without_times,
+)
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_run_files import checkpointed, without_times
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
@@ -24,21 +31,8 @@ from fedopt_flwr import ConfigError, RunConfig, resume, simulate
 from fedopt_flwr.algorithm import Plan
 from fedopt_flwr.data import DatasetData, FederatedData, as_client_data, fingerprint
 from fedopt_flwr.errors import FedoptWarning
-from fedopt_flwr.metrics import RoundRecord
 from fedopt_flwr.outputs import RunDirectory
 from fedopt_flwr.resuming import read_run, require_same_clients
-from fedopt_flwr.runs import Silent
-
-
-class At(Silent):
-    """Does something when a round is over."""
-
-    def __init__(self, number: int, action: Callable[[], Any]) -> None:
-        self._number, self._action = number, action
-
-    def on_round(self, record: RoundRecord) -> None:
-        if record.round == self._number:
-            self._action()
 
 
 class Stop(Exception):

@@ -12,10 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import as_datasets, checkpoint_file, linear_model, softmax_clients
+from helpers import (
+    SOME_FAST,
+    as_datasets,
+    checkpoint_file,
+    checkpointed,
+    digits_config,
+    linear_model,
+    model_bytes,
+    softmax_clients,
+    without_times,
+)
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from test_engine import SOME_FAST, config, model_bytes
 from torch import nn
 
 from fedopt_flwr import ConfigError, RunConfig, RunError, resume, simulate
@@ -23,11 +32,6 @@ from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.metrics import RoundRecord
 from fedopt_flwr.outputs import RunDirectory
 from fedopt_flwr.plots import draw_partition
-
-
-def without_times(path: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if "seconds" not in k} for line in lines]
 
 
 @pytest.mark.parametrize("buffers", ["average", "local"])
@@ -85,10 +89,10 @@ def test_a_resumed_run_equals_one_that_never_stopped(
 def test_resume_says_what_is_missing_or_broken(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a folder"):
         resume(tmp_path / "absent")
-    simulate(config("fedavg", tmp_path / "plain"))
+    simulate(digits_config("fedavg", tmp_path / "plain"))
     with pytest.raises(ConfigError, match=r"holds no checkpoint; .*checkpoint_every"):
         resume(tmp_path / "plain")
-    checkpointed = config("padamfed", tmp_path / "run")
+    checkpointed = digits_config("padamfed", tmp_path / "run")
     checkpointed["output"]["checkpoint_every"] = 4
     simulate(checkpointed)
     broken = checkpoint_file(tmp_path / "run")
@@ -99,7 +103,7 @@ def test_resume_says_what_is_missing_or_broken(tmp_path: Path) -> None:
 
 def test_a_run_given_python_objects_resumes_only_with_them(tmp_path: Path) -> None:
     datasets = as_datasets(softmax_clients([9, 9, 9]))
-    settings = config("scaffold", tmp_path / "run")
+    settings = digits_config("scaffold", tmp_path / "run")
     settings["federation"] = {"num_clients": 3, "clients_per_round": 2, "num_rounds": 5}
     settings["output"]["checkpoint_every"] = 3
     whole = simulate(settings, model=linear_model, client_data=datasets).parameters
@@ -114,7 +118,7 @@ def test_a_run_given_python_objects_resumes_only_with_them(tmp_path: Path) -> No
 
 
 def test_outputs_hold_what_the_result_holds(tmp_path: Path) -> None:
-    result = simulate(config("padamfed", tmp_path / "run"))
+    result = simulate(digits_config("padamfed", tmp_path / "run"))
     records = [
         json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     ]
@@ -128,7 +132,7 @@ def test_outputs_hold_what_the_result_holds(tmp_path: Path) -> None:
     assert summary["uplink_bytes"] == sum(r.uplink_bytes for r in result.rounds)
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
     written = RunConfig.from_file(tmp_path / "run" / "config.toml")
-    assert written.to_dict() == RunConfig(**config("padamfed", tmp_path / "run")).to_dict()
+    assert written.to_dict() == RunConfig(**digits_config("padamfed", tmp_path / "run")).to_dict()
     assert not list((tmp_path / "run").glob("*.unfinished"))
 
 
@@ -144,7 +148,7 @@ def test_tensors_in_any_order_of_memory_are_written(tmp_path: Path) -> None:
             return self.layer(x @ self.mixing + 0 * self.frozen.sum())
 
     datasets = as_datasets(softmax_clients([6, 6, 6]))
-    settings = config("fedavg", tmp_path / "run")
+    settings = digits_config("fedavg", tmp_path / "run")
     settings["output"] = {"directory": str(tmp_path / "run"), "checkpoint_every": 1}
     settings["federation"] |= {"num_clients": 3, "clients_per_round": 2}
     simulate(settings, model=Mixed, client_data=datasets)
@@ -155,19 +159,19 @@ def test_tensors_in_any_order_of_memory_are_written(tmp_path: Path) -> None:
 
 def test_the_model_file_of_two_runs_is_the_same_whatever_the_folder(tmp_path: Path) -> None:
     for folder in ("a", "b/c"):
-        simulate(config("fedavg", tmp_path / folder))
+        simulate(digits_config("fedavg", tmp_path / folder))
     assert model_bytes(tmp_path / "a") == model_bytes(tmp_path / "b/c")
 
 
 def test_results_are_never_written_over(tmp_path: Path) -> None:
-    simulate(config("fedavg", tmp_path / "run"))
+    simulate(digits_config("fedavg", tmp_path / "run"))
     before = model_bytes(tmp_path / "run")
     with pytest.raises(ConfigError, match="already holds a run; name another folder"):
-        simulate(config("scaffold", tmp_path / "run"))
+        simulate(digits_config("scaffold", tmp_path / "run"))
     assert model_bytes(tmp_path / "run") == before
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
-        simulate(config("fedavg", tmp_path / "file"))
+        simulate(digits_config("fedavg", tmp_path / "file"))
 
 
 def test_a_full_disk_ends_the_run_with_the_file_and_the_round(tmp_path: Path) -> None:
@@ -205,7 +209,7 @@ def test_a_folder_named_like_a_date_can_be_resumed(
 
 @pytest.mark.parametrize("spoil", ["gone", "garbage"])
 def test_records_that_cannot_be_read_are_named(tmp_path: Path, spoil: str) -> None:
-    settings = config("fedavg")
+    settings = digits_config("fedavg")
     settings["output"] = {"directory": tmp_path / "run", "checkpoint_every": 4}
     simulate(settings)
     rounds = tmp_path / "run" / "rounds.jsonl"
@@ -225,7 +229,7 @@ def test_curves_that_cannot_be_written_do_not_fail_a_run(
 
     monkeypatch.setattr("fedopt_flwr.runs.draw_curves", full)
     with pytest.warns(FedoptWarning, match=r"curves.png: not drawn: .*No space left"):
-        simulate(config("fedavg", tmp_path / "run"))
+        simulate(digits_config("fedavg", tmp_path / "run"))
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
@@ -255,7 +259,7 @@ def test_a_disk_that_is_full_is_named(
         raise SafetensorError("No space left on device (os error 28)")
 
     monkeypatch.setattr("fedopt_flwr.checkpoints.save_file", full)
-    settings = config("fedavg")
+    settings = digits_config("fedavg")
     every = 4 if what == "checkpoint" else 0
     settings["output"] = {"directory": tmp_path / "run", "checkpoint_every": every}
     with pytest.raises(
@@ -263,12 +267,6 @@ def test_a_disk_that_is_full_is_named(
     ):
         simulate(settings)
     assert not list(tmp_path.rglob("*.unfinished"))
-
-
-def checkpointed(folder: Path, name: str = "scaffold_m", every: int = 4) -> dict[str, Any]:
-    settings = config(name)
-    settings["output"] = {"directory": folder, "checkpoint_every": every}
-    return settings
 
 
 EDITS = {
@@ -379,11 +377,11 @@ def test_a_refused_folder_leaves_none_of_its_parents(
 
     monkeypatch.setattr("fedopt_flwr.simulation.run_in_process", stop)
     with pytest.raises(RunError, match="nobody came"):
-        simulate(config("fedavg", tmp_path / "a" / "b" / "c"))
+        simulate(digits_config("fedavg", tmp_path / "a" / "b" / "c"))
     assert not list(tmp_path.iterdir())
     (tmp_path / "a").mkdir()
     with pytest.raises(RunError, match="nobody came"):
-        simulate(config("fedavg", tmp_path / "a" / "b" / "c"))
+        simulate(digits_config("fedavg", tmp_path / "a" / "b" / "c"))
     assert list(tmp_path.rglob("*")) == [tmp_path / "a"]
 
 
@@ -391,7 +389,7 @@ def test_a_refused_folder_leaves_none_of_its_parents(
 def test_a_folder_that_no_system_makes_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"output.directory: cannot write .*name another folder"):
-        simulate(config("fedavg", tmp_path / name))
+        simulate(digits_config("fedavg", tmp_path / name))
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_engine import config, model_bytes
-from test_resume import At
-from test_run_files import checkpointed, without_times
+from helpers import At, checkpointed, digits_config, model_bytes, without_times
 
 from fedopt_flwr import ConfigError, RunError, simulate
 from fedopt_flwr.checkpoints import has_checkpoint
@@ -19,13 +17,13 @@ from fedopt_flwr.metrics import RoundRecord
 def test_a_run_whose_folder_was_moved_writes_nothing_into_the_next_one(tmp_path: Path) -> None:
     def move() -> None:
         (tmp_path / "run").rename(tmp_path / "moved")
-        simulate(config("scaffold", tmp_path / "run"))
+        simulate(digits_config("scaffold", tmp_path / "run"))
 
     with pytest.raises(
         RunError, match=r"round 4 cannot be written: .*was moved or removed; put th"
     ):
         simulate(checkpointed(tmp_path / "run"), listener=At(3, move))
-    simulate(config("scaffold", tmp_path / "alone"))
+    simulate(digits_config("scaffold", tmp_path / "alone"))
     assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "alone")
     assert without_times(tmp_path / "run") == without_times(tmp_path / "alone")
     assert not has_checkpoint(tmp_path / "run")
@@ -39,7 +37,7 @@ def test_a_folder_that_is_removed_ends_the_run_at_once(tmp_path: Path) -> None:
             heard.append(record.round)
             super().on_round(record)
 
-    settings = config("fedavg", tmp_path / "run")
+    settings = digits_config("fedavg", tmp_path / "run")
     with pytest.raises(
         RunError, match=r"round 4 cannot be .*moved or removed; put the folder back"
     ):
@@ -56,6 +54,6 @@ def test_a_disk_that_is_full_at_the_start_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("fedopt_flwr.outputs.Path.write_text", full)
         with pytest.raises(ConfigError, match=r"output.directory: cannot write .*No space left"):
-            simulate(config("fedavg", tmp_path / "a" / "run"))
+            simulate(digits_config("fedavg", tmp_path / "a" / "run"))
     assert not list(tmp_path.iterdir())
-    simulate(config("fedavg", tmp_path / "a" / "run"))
+    simulate(digits_config("fedavg", tmp_path / "a" / "run"))

@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 from helpers import checkpoint_file
-from processes import PATIENCE, Processes, free_port, wait_until
-from test_federation import SLOW_MODEL, launch, start_client, start_server, write_config
+from processes import (
+    PATIENCE,
+    SLOW_MODEL,
+    Processes,
+    free_port,
+    launch,
+    start_client,
+    start_server,
+    wait_until,
+    write_config,
+)
 
 from fedopt_flwr.checkpoints import has_checkpoint
 

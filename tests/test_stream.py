@@ -21,7 +21,7 @@ from flwr.common import Code, GetPropertiesRes, Status
 from flwr.common.serde import get_properties_res_to_proto
 from flwr.proto.transport_pb2 import ClientMessage
 from flwr.proto.transport_pb2_grpc import FlowerServiceStub
-from streams import ClientThread, ServerThread, hosted_clients
+from streams import ClientThread, ServerThread, hosted_clients, make_config
 
 from fedopt_flwr import ConfigError, MessageError, RunConfig, RunError, simulate
 from fedopt_flwr.client_ids import certificate_covers, parse_ids
@@ -36,16 +36,6 @@ from fedopt_flwr.flower.messages import ROUND
 from fedopt_flwr.flower.sizes import message_bytes, require_messages_fit
 from fedopt_flwr.outputs import RunDirectory
 from fedopt_flwr.runs import Silent
-
-
-def make_config(rule: str = "padamfed", **federation: Any) -> dict[str, Any]:
-    return {
-        "algorithm": {"name": rule},
-        "federation": {"num_clients": 3, "clients_per_round": 3, "num_rounds": 3, **federation},
-        "training": {"local_steps": 2, "device": "cpu"},
-        "model": {"name": "logistic"},
-        "transport": {"keep_alive_seconds": 5},
-    }
 
 
 class Faulty:

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from streams import ClientThread, Lines, ServerThread
-from test_stream import make_config
+from streams import ClientThread, Lines, ServerThread, make_config
 
 from fedopt_flwr import ConfigError, simulate
 from fedopt_flwr.deployment import certificates

@@ -8,8 +8,15 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from helpers import CLASSES, FEATURES, as_datasets, linear_model, softmax_clients
-from test_own_code import settings, three
+from helpers import (
+    CLASSES,
+    FEATURES,
+    as_datasets,
+    linear_model,
+    small_config,
+    softmax_clients,
+    three_datasets,
+)
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -31,11 +38,11 @@ class Shifted(TensorDataset):
 
 
 def test_a_transform_of_the_users_data_set_counts() -> None:
-    plain = three()
+    plain = three_datasets()
     shifted = [Shifted(*d.tensors) for d in plain]
     by_hand = [TensorDataset(d.tensors[0] + 1, d.tensors[1]) for d in plain]
     results = [
-        simulate(settings(), model=linear_model, client_data=data).parameters
+        simulate(small_config(), model=linear_model, client_data=data).parameters
         for data in (shifted, by_hand, plain)
     ]
     np.testing.assert_array_equal(results[0], results[1])
@@ -55,9 +62,9 @@ def test_regression_and_named_inputs_train() -> None:
             return self.layer(inputs["signal"])
 
     data = [
-        [({"signal": x}, x[:1]) for x in dataset.tensors[0]] for dataset in three()
+        [({"signal": x}, x[:1]) for x in dataset.tensors[0]] for dataset in three_datasets()
     ]  # a list of pairs is a map-style data set
-    result = simulate(settings(), model=Named, client_data=data, loss=functional.mse_loss)
+    result = simulate(small_config(), model=Named, client_data=data, loss=functional.mse_loss)
     assert result.summary["failures"] == 0
     assert result.rounds[1].train_loss < result.rounds[0].train_loss
 
@@ -87,25 +94,25 @@ class Noisy(Dataset):
 
 
 def test_random_transforms_are_seeded_by_client_and_round() -> None:
-    data = [Noisy(d) for d in three()]
-    one = simulate(settings(), model=linear_model, client_data=data)
+    data = [Noisy(d) for d in three_datasets()]
+    one = simulate(small_config(), model=linear_model, client_data=data)
     torch.manual_seed(5)
     np.random.seed(5)  # noqa: NPY002
     random.seed(5)
     after = torch.get_rng_state(), random.getstate()
     with pytest.warns(FedoptWarning, match="workers: got 2"):
-        two = simulate(settings(), model=linear_model, client_data=data, workers=2)
+        two = simulate(small_config(), model=linear_model, client_data=data, workers=2)
     np.testing.assert_array_equal(one.parameters, two.parameters)
     assert torch.equal(torch.get_rng_state(), after[0])
     assert random.getstate() == after[1]
-    plain = simulate(settings(), model=linear_model, client_data=three()).parameters
+    plain = simulate(small_config(), model=linear_model, client_data=three_datasets()).parameters
     assert not np.array_equal(one.parameters, plain)
 
 
 def test_lazy_data_draws_nothing_from_torchs_generator() -> None:
-    data = [[(x, int(y)) for x, y in d] for d in three()]
+    data = [[(x, int(y)) for x, y in d] for d in three_datasets()]
     before = torch.get_rng_state()
-    simulate(settings(), model=linear_model, client_data=data, test_data=data[0])
+    simulate(small_config(), model=linear_model, client_data=data, test_data=data[0])
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -124,7 +131,7 @@ class Counted(Dataset):
 def test_large_lazy_data_are_not_read_before_the_run() -> None:
     """Two rounds of two batches of four, one batch of the trial, a first example or two."""
     data = [Counted() for _ in range(3)]
-    simulate(settings(), model=linear_model, client_data=data)
+    simulate(small_config(), model=linear_model, client_data=data)
     assert max(d.reads for d in data) < 2 * 2 * 4 + 4 + 4
 
 
@@ -137,7 +144,7 @@ def test_a_redefined_length_counts() -> None:
         def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
             return [(torch.full((FEATURES,), 7.0), self.tensors[1][i]) for i in indices]
 
-    plain = three()[0]
+    plain = three_datasets()[0]
     assert as_client_data(Short(*plain.tensors)).num_examples == 4
     data = as_client_data(Fetching(*plain.tensors))
     assert next(data.batches([torch.tensor([0])], torch.device("cpu")))[0].tolist() == [[7.0] * 4]
@@ -163,21 +170,21 @@ def test_named_tuples_are_inputs() -> None:
         def forward(self, pair: Pair) -> Tensor:
             return self.layer(pair.left - pair.right)
 
-    data = [[(Pair(x, x / 2), int(y)) for x, y in d] for d in three()]
-    assert simulate(settings(), model=Sum, client_data=data).summary["failures"] == 0
+    data = [[(Pair(x, x / 2), int(y)) for x, y in d] for d in three_datasets()]
+    assert simulate(small_config(), model=Sum, client_data=data).summary["failures"] == 0
 
 
 def test_regression_measures_no_accuracy() -> None:
-    data = [TensorDataset(d.tensors[0], d.tensors[0][:, :1]) for d in three()]
+    data = [TensorDataset(d.tensors[0], d.tensors[0][:, :1]) for d in three_datasets()]
     options = {"client_data": data, "test_data": data[0], "loss": functional.mse_loss}
     with pytest.warns(FedoptWarning, match="model.metric: accuracy needs class indices"):
-        result = simulate(settings(), model=lambda: nn.Linear(FEATURES, 1), **options)
+        result = simulate(small_config(), model=lambda: nn.Linear(FEATURES, 1), **options)
     last = result.rounds[-1]
     assert (last.test_accuracy, last.test_metric) == (None, None)
     assert last.test_loss > 0
     options.pop("test_data")
     with pytest.raises(ConfigError, match=r"model.name: 'mlp' predicts classes"):
-        simulate(settings(), **options)
+        simulate(small_config(), **options)
 
 
 def test_a_loss_of_pairs_is_tried_on_a_whole_batch() -> None:
@@ -191,7 +198,7 @@ def test_a_loss_of_pairs_is_tried_on_a_whole_batch() -> None:
         TensorDataset(x[y.argsort()], y[y.argsort()])
         for x, y in (d.tensors for d in as_datasets(softmax_clients([60] * 3)))
     ]
-    config = settings(training={"local_steps": 2, "batch_size": 30})
+    config = small_config(training={"local_steps": 2, "batch_size": 30})
     assert simulate(config, model=linear_model, client_data=data, loss=contrast).rounds
 
 
@@ -203,7 +210,7 @@ def test_numpys_numbers_may_be_options() -> None:
 
 def test_gradients_are_taken_under_no_grad() -> None:
     with torch.no_grad():
-        result = simulate(settings(), model=linear_model, client_data=three())
+        result = simulate(small_config(), model=linear_model, client_data=three_datasets())
     assert result.summary["failures"] == 0
 
 
@@ -259,8 +266,8 @@ def test_a_metric_may_return_the_same_tensor_for_every_batch() -> None:
         return kept.copy_((outputs.argmax(dim=1) == targets).float().mean())
 
     test = as_datasets(softmax_clients([1200]))[0]
-    own = settings(federation={"num_clients": 3, "clients_per_round": 3, "num_rounds": 1})
-    common = {"model": linear_model, "client_data": three(), "test_data": test}
+    own = small_config(federation={"num_clients": 3, "clients_per_round": 3, "num_rounds": 1})
+    common = {"model": linear_model, "client_data": three_datasets(), "test_data": test}
     expected = simulate(own, **common).rounds[-1].test_accuracy
     assert simulate(own, metric=share, **common).rounds[-1].test_metric == expected
 
@@ -278,7 +285,7 @@ def test_one_example_with_many_values_a_channel_is_normalised_by_them() -> None:
 @pytest.mark.parametrize("work", [{"local_steps": 2}, {"local_epochs": 1, "batch_size": 2}])
 def test_no_client_fails_for_a_single_example_under_batch_norm(work: dict[str, int]) -> None:
     data = as_datasets(softmax_clients([9, 1, 5]))
-    own = settings(training=work)
+    own = small_config(training=work)
     result = simulate(own, model=flat_batch_norm, client_data=data)
     assert [r.failures for r in result.rounds] == [0, 0]
 
