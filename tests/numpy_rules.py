@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from helpers import softmax_clients, softmax_gradient
+from helpers import SOFTMAX_CLIENTS, softmax_gradient
 
-SIZES, K, ROUNDS, ETA = [30, 5, 12, 50, 8, 20], 5, 12, 0.1
-CLIENTS = softmax_clients(SIZES)
-N = len(SIZES)
+N = len(SOFTMAX_CLIENTS)
+K = 5
+ROUNDS = 12
+ETA = 0.1
 
 Vector = np.ndarray
 Gradient = Callable[[int, Vector], Vector]
@@ -22,7 +23,7 @@ Rule = Callable[[Vector, list[list[int]], Vector], Vector]
 
 
 def gradient(i: int, y: Vector) -> Vector:
-    return softmax_gradient(y, *CLIENTS[i])
+    return softmax_gradient(y, *SOFTMAX_CLIENTS[i])
 
 
 def gradients_at(x: Vector) -> Vector:

@@ -445,7 +445,7 @@ def test_a_fault_is_caught(mutant: Any) -> None:
     assert MUTANTS[mutant] in failed(mutant)
 
 
-def test_a_rule_of_ones_own_says_what_it_reduces_to() -> None:
+def test_a_rule_of_your_own_says_what_it_reduces_to() -> None:
     class Damped(FedAvg):
         name = "damped"
         reduces_to = ({"damping": 0.0}, "fedavg", {})
@@ -460,8 +460,30 @@ def test_a_rule_of_ones_own_says_what_it_reduces_to() -> None:
         name = "wrong"
         reduces_to = ({"damping": 0.1}, "fedavg", {})
 
+    class Unknown(Damped):
+        name = "unknown"
+        reduces_to = ({"damping": 0.0}, "fedavvg", {})
+
+    class Silent(Wrong):
+        name = "silent"
+        reduces_to = None
+
     assert failed(Damped) == []
-    assert failed(Wrong) == ["reduces to a simpler rule"]
+    assert failed(Silent) == []
+    assert failed(Wrong) == failed(Unknown) == ["reduces to a simpler rule"]
+    notes = {outcome.check: outcome.note for outcome in verify_rule(Unknown)}
+    assert "no rule is named 'fedavvg'" in notes["reduces to a simpler rule"]
+
+
+def test_the_built_in_rules_declare_their_own_reductions() -> None:
+    declared = {name for name, rule in ALGORITHMS.items() if "reduces_to" in vars(rule)}
+    assert declared == {
+        *("fedprox", "fedavgm", "fedavg_m", "fedavg_m_vr", "scaffold_m", "scaffold_m_vr"),
+        *("padamfed", "padamfed_vr", "padamfed_dog", "fedmos"),
+    }
+    # a rule that inherits a reduction would claim it too
+    inherited = {name for name, rule in ALGORITHMS.items() if rule.reduces_to} - declared
+    assert inherited == set()
 
 
 def test_every_check_catches_a_mutant_or_is_named_here() -> None:

@@ -55,8 +55,8 @@ def plain_strategy(model, kind=flower.FedAvg, *, num_clients, clients_per_round,
 
 
 class OneReplyOnly(flower.FedAvg):
-    """Takes another client's reply every time, as who takes the last of Flower's does; drawn from a
-    fixed sequence, for Flower's own order is the same in two runs of 4 rounds now and then."""
+    """Counts one reply a round, as a strategy does that keeps only the last one. Which one is drawn
+    from a fixed sequence: Flower's own order is sometimes the same in two runs of 4 rounds."""
 
     dice: ClassVar[random.Random]
 
@@ -178,7 +178,7 @@ def test_the_command_says_what_failed_and_by_its_exit_code(tmp_path: Path) -> No
     assert "must be the module:attribute that makes a client" in " ".join(lone.stderr.split())
 
 
-def test_the_example_of_an_own_rule_conforms() -> None:
+def test_the_example_of_a_custom_rule_conforms() -> None:
     folder = Path(__file__).parent.parent / "examples" / "custom_algorithm"
     module = next(path.stem for path in folder.glob("*.py"))
     result = verify(f"{module}:SignFedAvg", cwd=folder)

@@ -6,25 +6,13 @@ from the records only who took part. Agreement to 1e-5 after 12 rounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
-from helpers import as_datasets, linear_model, softmax_clients, softmax_gradient
+from helpers import SOFTMAX_DATA, SOFTMAX_SIZES, linear_model
+from numpy_rules import ETA, ROUNDS, K, N, Vector, gradient
 from numpy_rules import REFERENCES as OTHERS
 
 from fedopt_flwr import simulate
-
-SIZES, K, ROUNDS, ETA = [30, 5, 12, 50, 8, 20], 5, 12, 0.1
-CLIENTS = softmax_clients(SIZES)
-N = len(SIZES)
-
-Vector = np.ndarray
-Gradient = Callable[[int, Vector], Vector]
-
-
-def gradient(i: int, y: Vector) -> Vector:
-    return softmax_gradient(y, *CLIENTS[i])
 
 
 def fedavg(x: Vector, rounds: list[list[int]], p: Vector, mu: float = 0.0) -> Vector:
@@ -143,14 +131,18 @@ def test_rule_equals_its_numpy_version(case: str, sampled: int, weighting: str) 
             "training": {"local_steps": K, "batch_size": 0},
         },
         model=linear_model,
-        client_data=as_datasets(CLIENTS),
+        client_data=SOFTMAX_DATA,
     )
     rounds = [record.clients for record in result.rounds if record.round > 0]
     assert all(len(clients) == sampled for clients in rounds)
     assert sampled == N or len({tuple(clients) for clients in rounds}) > 1
     layer = linear_model()
     start = np.concatenate([p.detach().numpy().ravel() for p in layer.parameters()]).astype(float)
-    p = np.full(N, 1 / N) if weighting == "uniform" else np.array(SIZES) / sum(SIZES)
+    p = (
+        np.full(N, 1 / N)
+        if weighting == "uniform"
+        else np.array(SOFTMAX_SIZES) / sum(SOFTMAX_SIZES)
+    )
     expected = reference(start, rounds, p)
     assert np.abs(expected - start).max() > 0.05
     np.testing.assert_allclose(result.parameters, expected, atol=1e-5)

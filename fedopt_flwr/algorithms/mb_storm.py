@@ -2,7 +2,7 @@
 
 Patel, Wang, Woodworth, Bullins, Srebro: "Towards Optimal Communication Complexity in Distributed
 Non-Convex Optimization", NeurIPS 2022; a baseline of Cheng et al., ICLR 2024.
-A reconstruction from the published description: no line of the authors' Algorithm was at hand.
+A reconstruction from the published description: no line of the authors' Algorithm was available.
 Deviations: perhaps in constants and order.
 Defaults: η = 0.05, η_g = 1, β = 0.2; the step is η_g·ηK, so that rates compare with FedAvg's.
 """

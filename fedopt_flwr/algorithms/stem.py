@@ -3,7 +3,7 @@
 Khanduri, Sharma, Yang, Hong, Liu, Rajawat, Varshney: "STEM: A Stochastic Two-Sided Momentum
 Algorithm Achieving Near-Optimal Sample and Communication Complexities for Federated Learning",
 NeurIPS 2021; a baseline of FedMoS (Wang et al., INFOCOM 2023).
-A reconstruction from the published description: no line of the authors' Algorithm was at hand.
+A reconstruction from the published description: no line of the authors' Algorithm was available.
 Deviations: perhaps in the order of steps; all K local steps move y before ū and ȳ are averaged, so
 that the last direction moves the model twice. A round begins with y_prev = x + ηū: that is the mean
 model ȳ, except in round 1 and where η changes or η_g is not 1, when it is a point beside it.
