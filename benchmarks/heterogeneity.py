@@ -18,7 +18,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from fedopt_flwr.algorithms import ALGORITHMS
-from fedopt_flwr.conformance.harness import Federation, configured, quadratic
+from fedopt_flwr.conformance.harness import Federation, build_rule, quadratic
 
 ROUNDS, MINIMISER = 400, torch.tensor([1.4, 0.2])
 NAMES = (
@@ -34,7 +34,7 @@ def distances(name: str) -> list[float]:
     if "adaptivity" in kind.model_fields:
         rates = {"client_learning_rate": 0.005}
     toys = [quadratic([-1.0, 1.0], 1.0, 10), quadratic([2.0, 0.0], 4.0, 10)]
-    federation = Federation(configured(kind, **rates), toys, [1.0, 2.0], num_rounds=ROUNDS)
+    federation = Federation(build_rule(kind, **rates), toys, [1.0, 2.0], num_rounds=ROUNDS)
     return [float((federation.run(1) - MINIMISER).norm()) for _ in range(ROUNDS)]
 
 

@@ -20,6 +20,9 @@ ClientId: TypeAlias = int | str
 Arrays: TypeAlias = "dict[str, Tensor]"
 ClientState: TypeAlias = "dict[str, Tensor]"
 
+_TINY = 1.1754943508222875e-38  # smallest normal float32: 0/_TINY is 0, so u = 0 moves nothing
+_LEAST_EXPONENT = -126  # of that number
+
 
 class Objective(Protocol):
     """One client's F_i for one round; loss, weight decay and the choice of batches belong to it."""
@@ -107,7 +110,8 @@ class Algorithm(BaseModel):
     weighting: ClassVar[str] = "uniform"  # p_i where federation.weighting does not say
     unbiased_weights: ClassVar[bool] = False  # w_i = N p_i/S under uniform sampling, else p_i/Σp
     experimental: ClassVar[bool] = False  # said wherever the rule is shown
-    # for `fedopt verify`: (own hyperparameters, other rule, its hyperparameters) that agree
+    # for `fedopt verify`: (own hyperparameters, other rule, its hyperparameters) that agree; like
+    # every class attribute it is inherited, and None takes it back
     reduces_to: ClassVar[tuple[dict[str, Any], str, dict[str, Any]] | None] = None
 
     @property
@@ -189,3 +193,27 @@ def weighted_sum(terms: Sequence[tuple[float, Tensor]]) -> Tensor:
     for weight, vector in terms[1:]:
         total.add_(vector, alpha=weight)
     return total
+
+
+def mean_gradient(x: Tensor, objective: Objective) -> Tensor:
+    """Return the mean at `x` of the round's minibatch gradients, a new vector."""
+    y = objective.working_copy(x)
+    total = y.new_zeros(y.shape)
+    for batch in objective.batches():
+        total.add_(objective.gradient(y, batch))
+    return total.div_(objective.num_steps)
+
+
+def add_unit_(y: Tensor, u: Tensor, alpha: float) -> None:
+    """y ← y + alpha · u/‖u‖ in place, over the last dimension; u is overwritten, u = 0 adds 0.
+
+    float32 squares vanish below 1e-20 and overflow above 1e19: u is first scaled by a power of 2,
+    which is exact.
+    """
+    import torch
+
+    largest = torch.maximum(u.amax(-1, keepdim=True), -u.amin(-1, keepdim=True))
+    exponent = torch.frexp(largest).exponent.clamp_(min=_LEAST_EXPONENT)
+    u.mul_(torch.ldexp(torch.ones_like(largest), -exponent))
+    norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
+    y.addcdiv_(u, norm.clamp_(min=_TINY), value=alpha)

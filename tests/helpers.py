@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from fedopt_flwr import RunConfig
-from fedopt_flwr.algorithm import Algorithm, Plan, Reply
+from fedopt_flwr import RunConfig, simulate
+from fedopt_flwr.algorithm import Algorithm, Plan
+from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.conformance.harness import Federation, Toy, linear
 from fedopt_flwr.data import from_datasets
 from fedopt_flwr.engines.in_process import run_in_process
 from fedopt_flwr.experiment import Experiment
@@ -23,53 +25,26 @@ from fedopt_flwr.metrics import RoundRecord
 FEATURES, CLASSES = 4, 3
 
 
-class ConstantGradient:
-    """An objective with a linear loss: the gradient is the same everywhere."""
-
-    num_examples = 1
-
-    def __init__(self, gradient: Sequence[float], num_steps: int) -> None:
-        self._gradient, self.num_steps = torch.tensor(gradient), num_steps
-
-    def working_copy(self, x: Tensor) -> Tensor:
-        return x.clone()
-
-    def batches(self) -> Iterator[int]:
-        return iter(range(self.num_steps))
-
-    def gradient(self, y: Tensor, batch: Any) -> Tensor:
-        return self._gradient.clone()
-
-    def full_gradient(self, y: Tensor, num_examples: int = 0) -> Tensor:
-        return self._gradient.clone()
+def on_slopes(
+    rule: Algorithm,
+    x: Sequence[float],
+    slopes: Sequence[Sequence[float]],
+    steps: int | Sequence[int] = 2,
+) -> Federation:
+    """A federation whose client i has the gradient slopes[i] everywhere, K (or K_i) times."""
+    counts = [steps] * len(slopes) if isinstance(steps, int) else steps
+    toys = [linear(slope, count) for slope, count in zip(slopes, counts, strict=True)]
+    return Federation(rule, toys, x, num_rounds=10)
 
 
-class Quadratic:
-    """F(y) = mean over its batches of ½h_b(y − m)²: the gradient of a batch is h_b(y − m)."""
-
-    num_examples = 1
-
-    def __init__(self, curvatures: Sequence[float], centre: float = 0.0) -> None:
-        self._curvatures, self._centre = list(curvatures), centre
-        self.num_steps = len(self._curvatures)
-
-    def working_copy(self, x: Tensor) -> Tensor:
-        return x.clone()
-
-    def batches(self) -> Iterator[float]:
-        return iter(self._curvatures)
-
-    def gradient(self, y: Tensor, batch: float) -> Tensor:
-        return batch * (y - self._centre)
-
-    def full_gradient(self, y: Tensor, num_examples: int = 0) -> Tensor:
-        return self.gradient(y, sum(self._curvatures) / len(self._curvatures))
+def on_toys(rule: Algorithm, x: float, toys: Sequence[Toy]) -> Federation:
+    """A federation of clients with one weight each."""
+    return Federation(rule, toys, [x], num_rounds=10)
 
 
-def on_quadratics(rule: Algorithm, x: float, objectives: Sequence[Quadratic]) -> HandRun:
-    """A HandRun whose client i minimises objectives[i]."""
-    steps = [objective.num_steps for objective in objectives]
-    return HandRun(rule, [x], [[0.0]] * len(steps), steps, objectives)
+def bowl(curvatures: Sequence[float], centre: float = 0.0) -> Toy:
+    """F(y) = mean over its minibatches of ½h_b(y − m)²: the gradient of one is h_b(y − m)."""
+    return Toy([centre], [(h, 0.0) for h in curvatures])
 
 
 def make_plan(
@@ -84,53 +59,6 @@ def make_plan(
         local_steps=dict(enumerate(steps)),
         importance=dict.fromkeys(range(num_clients), 1 / num_clients),
     )
-
-
-class HandRun:
-    """Rounds of a rule on constant gradients, without Flower: the arithmetic alone."""
-
-    def __init__(
-        self,
-        rule: Algorithm,
-        x: Sequence[float],
-        gradients: Sequence[Sequence[float]],
-        steps: int | Sequence[int] = 2,
-        objectives: Sequence[Any] | None = None,
-    ) -> None:
-        counts = [steps] * len(gradients) if isinstance(steps, int) else list(steps)
-        self.plan = make_plan(len(gradients), counts)
-        self.rule = rule.resolve(self.plan)
-        self.objectives = objectives or [
-            ConstantGradient(g, k) for g, k in zip(gradients, counts, strict=True)
-        ]
-        self.server = self.rule.init_server(torch.tensor(x), self.plan)
-        self.clients = [self.rule.init_client(len(x)) for _ in gradients]
-        self.uploads: dict[int, dict[str, Tensor]] = {}
-        self.rounds, self.now = 0, self.rule
-        self.replies: list[Reply] = []
-        if self.rule.start_names:
-            self._round(range(len(counts)), "client_start", {"model": self.server["model"]})
-            self.server = self.rule.server_start(self.server, self.replies)
-
-    def round(self, sampled: Sequence[int]) -> None:
-        """One round; the order of `sampled` is the clients' random order."""
-        self.rounds += 1
-        self.now = self.rule.at_round(self.server, self.rounds)
-        self._round(sampled, "client_update", self.now.broadcast(self.server))
-        self.server = self.now.server_update(self.server, self.replies)
-
-    def _round(self, sampled: Sequence[int], half: str, received: dict[str, Tensor]) -> None:
-        self.uploads, self.replies = {}, []
-        for rank, i in enumerate(sampled):
-            told = getattr(self.now.for_client(rank), half)
-            upload, self.clients[i] = told(received, self.clients[i], self.objectives[i])
-            self.uploads[i] = upload
-            weight, importance = 1 / len(sampled), 1 / len(self.clients)
-            steps = self.plan.local_steps[i]
-            self.replies.append(Reply(i, upload, weight, importance, steps, rank))
-
-    def value(self, name: str) -> list[float]:
-        return self.server[name].tolist()
 
 
 def checkpoint_file(run: Path) -> Path:
@@ -242,3 +170,42 @@ def open_run(
     )
     strategy.write_to_model()
     return run
+
+
+SOFTMAX_SIZES = [30, 5, 12, 50, 8, 20]
+SOFTMAX_CLIENTS = softmax_clients(SOFTMAX_SIZES)
+SOFTMAX_DATA = as_datasets(SOFTMAX_CLIENTS)
+WITH_CONTROL_VARIATES = [
+    name for name, rule in ALGORITHMS.items() if "control_variate" in rule.client_state
+]
+
+
+def softmax_config(
+    name: str, sampled: int = 3, rounds: int = 10, **hyperparameters: object
+) -> dict[str, Any]:
+    """A run of a rule on SOFTMAX_DATA."""
+    return {
+        "algorithm": {"name": name, **hyperparameters},
+        "federation": {"num_clients": 6, "clients_per_round": sampled, "num_rounds": rounds},
+        "training": {"local_steps": 4, "batch_size": 4},
+    }
+
+
+def final_parameters(settings: dict[str, Any]) -> np.ndarray:
+    """The parameters at the end of a run on SOFTMAX_DATA."""
+    return simulate(settings, model=linear_model, client_data=SOFTMAX_DATA).parameters
+
+
+def run_config(name: str, directory: Path | None = None, **sections: Any) -> dict[str, Any]:
+    """A short run of a rule on digits."""
+    return {
+        "algorithm": {"name": name},
+        "federation": {"num_clients": 8, "clients_per_round": 4, "num_rounds": 9, "seed": 3},
+        "training": {"local_steps": 4, "batch_size": 8},
+        "model": {"options": {"hidden": [16]}},
+        "output": {"directory": directory} if directory else {},
+    } | sections
+
+
+def model_bytes(directory: Path) -> bytes:
+    return (directory / "model.safetensors").read_bytes()

@@ -22,7 +22,6 @@ from fedopt_flwr.sampling import sample_uniform, sorted_ids
 from fedopt_flwr.vectors import Layout
 
 CLIENTS = as_datasets(softmax_clients([20, 6, 12, 30, 9]))
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
 
 
 def config(name: str = "fedavg", sampled: int = 5, rounds: int = 4, **federation: Any) -> dict:

@@ -26,7 +26,6 @@ from fedopt_flwr.objectives import batch_positions, num_steps
 
 TARGETS = np.repeat(np.arange(10), 60)
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")  # T < SK in short runs
 
 
 def divided(kind: str, num_clients: int = 12, seed: int = 0, **fields: object) -> list[np.ndarray]:

@@ -6,29 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers import (
-    linear_model,
-)
-from test_more_rule_facts import (
-    DATA,
-    config,
-)
+from helpers import SOFTMAX_DATA, linear_model, softmax_config
 
 from fedopt_flwr import simulate
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.metrics import NOT_FINITE, RoundRecord, diverged_at
 
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
-
 
 def test_a_run_that_diverges_says_so_and_leaves_strict_json(tmp_path: Path) -> None:
     settings = {
-        **config("fedavg", 6, 12, client_learning_rate=50.0),
+        **softmax_config("fedavg", 6, 12, client_learning_rate=50.0),
         "training": {"local_steps": 4, "batch_size": 4, "weight_decay": 0.1},
         "output": {"directory": str(tmp_path / "run")},
     }
     with pytest.warns(FedoptWarning, match=r"fedavg: diverged in round \d+: .* lower the learning"):
-        result = simulate(settings, model=linear_model, client_data=DATA)
+        result = simulate(settings, model=linear_model, client_data=SOFTMAX_DATA)
     assert result.summary["diverged_at"] is not None
 
     def refuse(text: str) -> None:
@@ -60,9 +52,9 @@ def test_what_counts_as_diverged() -> None:
 
 @pytest.mark.parametrize("eta", [1e6, 1e30])
 def test_a_rate_that_is_far_too_large_is_noticed(eta: float) -> None:
-    settings = config("fedavg", 6, 3, client_learning_rate=eta)
+    settings = softmax_config("fedavg", 6, 3, client_learning_rate=eta)
     with pytest.warns(FedoptWarning, match=r"fedavg: diverged in round 1: .* lower the learning"):
-        simulate(settings, model=linear_model, client_data=DATA, test_data=DATA[3])
+        simulate(settings, model=linear_model, client_data=SOFTMAX_DATA, test_data=SOFTMAX_DATA[3])
 
 
 @pytest.mark.slow

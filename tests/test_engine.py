@@ -31,7 +31,6 @@ from fedopt_flwr.metrics import RoundRecord, holds_from, rounds_to_target, summa
 from fedopt_flwr.objectives import ModelObjective, accuracy, evaluate
 from fedopt_flwr.vectors import FlatModel
 
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
 # one rule of each kind of state in the fast suite, all of them in the slow one
 SOME_FAST = [
     name

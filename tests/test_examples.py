@@ -68,7 +68,6 @@ def test_the_readme_configuration_is_valid() -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore:algorithm.momentum")  # T < SK at a third of the rounds
 @pytest.mark.slow
 def test_mnist_with_a_cnn_reaches_what_the_readme_says(real_data: Path) -> None:
     """A third of the README's rounds, for the rule that has no rate to tune and for a tuned one."""

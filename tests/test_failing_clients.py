@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import pytest
 import torch
 from helpers import as_datasets, linear_model, softmax_clients
 from torch.utils.data import Dataset
@@ -13,7 +12,6 @@ from torch.utils.data import Dataset
 from fedopt_flwr import Result, simulate
 from fedopt_flwr.errors import FedoptWarning
 
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
 SIZES = [6, 6, 6]
 
 

@@ -16,10 +16,7 @@ from processes import Process, Processes, free_port, require_c_is_the_mean, wait
 from fedopt_flwr import RunConfig, simulate
 from fedopt_flwr.algorithms import ALGORITHMS
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:algorithm.momentum"),
-]
+pytestmark = pytest.mark.slow
 SLOW_MODEL = '''
 import time
 import torch

@@ -97,7 +97,6 @@ def vector_in(folder: Path) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:algorithm.momentum")
 @pytest.mark.parametrize("rule", ALGORITHMS)
 def test_ray_gives_the_same_bits_as_one_process(processes: Processes, rule: str) -> None:
     folder, alone = processes.folder / "ray", processes.folder / "alone"
@@ -207,7 +206,6 @@ def superlink(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SuperL
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:algorithm.momentum")
 @pytest.mark.parametrize(
     ("superlink", "rules"),
     [("subprocess", RULES), ("process", ["padamfed"]), ("simulation", ["scaffold_m"])],

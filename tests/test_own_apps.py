@@ -34,7 +34,6 @@ from fedopt_flwr.flower import FederatedStrategy, MemoryStates
 from fedopt_flwr.flower.app_client import Client
 from fedopt_flwr.metrics import RoundRecord
 
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
 DATA = as_datasets(softmax_clients([9, 14, 6]))
 SIZES = {"num_clients": 3, "clients_per_round": 2, "num_rounds": 4}
 SIZES_OF_1 = dict.fromkeys(SIZES, 1)

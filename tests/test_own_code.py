@@ -25,7 +25,6 @@ from fedopt_flwr.runs import Silent
 from fedopt_flwr.trial import try_training
 from fedopt_flwr.vectors import FlatModel
 
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
 HERE = __name__
 
 

@@ -16,8 +16,6 @@ from torch import nn
 
 from fedopt_flwr import simulate
 
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
-
 
 def resident_mb(process_id: int | str = "self") -> float:
     for line in Path(f"/proc/{process_id}/status").read_text().splitlines():

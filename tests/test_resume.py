@@ -13,12 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import checkpoint_file, linear_model
+from helpers import SOFTMAX_DATA, checkpoint_file, linear_model, model_bytes, softmax_config
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_engine import model_bytes
-from test_more_rule_facts import DATA
-from test_more_rule_facts import config as linear_config
 from test_run_files import checkpointed, without_times
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -31,8 +28,6 @@ from fedopt_flwr.metrics import RoundRecord
 from fedopt_flwr.outputs import RunDirectory
 from fedopt_flwr.resuming import read_run, require_same_clients
 from fedopt_flwr.runs import Silent
-
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
 
 
 class At(Silent):
@@ -161,8 +156,8 @@ def test_states_that_are_with_other_processes_are_not_taken_for_zero(tmp_path: P
 
 NAN_ROW = TensorDataset(torch.full((3, 4), torch.nan), torch.arange(3))
 DIVERGING = {  # rate, test data, rounds between evaluations, loss
-    "not at all": (0.1, DATA[0], 1, cross_entropy),
-    "train and test loss": (50.0, DATA[0], 1, cross_entropy),
+    "not at all": (0.1, SOFTMAX_DATA[0], 1, cross_entropy),
+    "train and test loss": (50.0, SOFTMAX_DATA[0], 1, cross_entropy),
     "losses of replies": (
         0.1,
         None,
@@ -184,12 +179,17 @@ def test_divergence_is_dated_alike_with_and_without_a_stop(
     def settings(folder: str) -> dict[str, Any]:
         output = {"checkpoint_every": every, "evaluate_every": evaluate_every}
         return {
-            **linear_config("fedavg", 6, 12, client_learning_rate=rate),
+            **softmax_config("fedavg", 6, 12, client_learning_rate=rate),
             "training": {"local_steps": 4, "batch_size": 4, "weight_decay": 0.1},
             "output": {"directory": str(tmp_path / folder), **output},
         }
 
-    objects = {"model": linear_model, "client_data": DATA, "test_data": test_data, "loss": loss}
+    objects = {
+        "model": linear_model,
+        "client_data": SOFTMAX_DATA,
+        "test_data": test_data,
+        "loss": loss,
+    }
     with pytest.warns(FedoptWarning) if name != "not at all" else contextlib.nullcontext():
         whole = simulate(settings("whole"), **objects)
         with pytest.raises(Stop):

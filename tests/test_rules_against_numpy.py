@@ -126,7 +126,6 @@ def test_every_rule_has_a_reference() -> None:
     assert {name for name, _, _ in REFERENCES.values()} == set(ALGORITHMS)
 
 
-@pytest.mark.filterwarnings("ignore:algorithm.momentum")  # T < SK in these short runs
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 @pytest.mark.parametrize("sampled", [N, 2])
 @pytest.mark.parametrize("case", REFERENCES)

@@ -24,8 +24,6 @@ from fedopt_flwr.metrics import RoundRecord
 from fedopt_flwr.outputs import RunDirectory
 from fedopt_flwr.plots import draw_partition
 
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
-
 
 def without_times(path: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]

@@ -15,8 +15,6 @@ from fedopt_flwr import ConfigError, RunError, simulate
 from fedopt_flwr.checkpoints import has_checkpoint
 from fedopt_flwr.metrics import RoundRecord
 
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
-
 
 def test_a_run_whose_folder_was_moved_writes_nothing_into_the_next_one(tmp_path: Path) -> None:
     def move() -> None:

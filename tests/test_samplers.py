@@ -148,7 +148,6 @@ def config(sampler: str, rule: str = "scaffold_m", rounds: int = 8) -> dict:
 
 @pytest.mark.parametrize("sampler", ["multinomial", "adaptive", "clustered"])
 @pytest.mark.parametrize("rule", ["scaffold_m", "padamfed", "fedmos"])
-@pytest.mark.filterwarnings("ignore:algorithm.momentum")
 def test_samplers_work_with_every_kind_of_rule_and_c_stays_the_mean(
     sampler: str, rule: str
 ) -> None:

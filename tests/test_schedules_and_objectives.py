@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from helpers import (
     CLASSES,
     FEATURES,
+    SOFTMAX_CLIENTS,
+    SOFTMAX_DATA,
+    WITH_CONTROL_VARIATES,
+    final_parameters,
     linear_model,
     open_run,
-)
-from test_more_rule_facts import (
-    CLIENTS,
-    DATA,
-    WITH_CONTROL_VARIATES,
-    config,
-    final,
-    with_training,
+    softmax_config,
 )
 from torch import nn
 from torch.nn import functional
@@ -28,7 +27,9 @@ from fedopt_flwr.objectives import ModelObjective, batch_positions
 from fedopt_flwr.schedules import rate_factor, scheduled
 from fedopt_flwr.vectors import FlatModel
 
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
+
+def with_training(settings: dict[str, Any], **training: object) -> dict[str, Any]:
+    return {**settings, "training": {**settings["training"], **training}}
 
 
 def test_schedules_by_hand() -> None:
@@ -45,8 +46,11 @@ def test_schedules_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_rule_runs_under_a_schedule_and_keeps_c(name: str) -> None:
-    settings = {**config(name, 3, 8), "schedule": {"client": "cosine", "server": "inverse_sqrt"}}
-    run = open_run(settings, DATA)
+    settings = {
+        **softmax_config(name, 3, 8),
+        "schedule": {"client": "cosine", "server": "inverse_sqrt"},
+    }
+    run = open_run(settings, SOFTMAX_DATA)
     assert all(record.failures == 0 for record in run.records)
     rates = [r.chosen.get("client_learning_rate") for r in run.records if r.round > 1]
     assert len(set(rates)) == 7
@@ -55,21 +59,24 @@ def test_every_rule_runs_under_a_schedule_and_keeps_c(name: str) -> None:
         c = run.strategy.state["control_variate"]
         gap = float((run.mean_control_variate() - c).abs().max())
         assert gap < 1e-5 * max(1.0, float(c.abs().max()))
-    constant = open_run(config(name, 3, 8), DATA).strategy.state["model"]
+    constant = open_run(softmax_config(name, 3, 8), SOFTMAX_DATA).strategy.state["model"]
     assert not torch.equal(run.strategy.state["model"], constant)
 
 
 def test_a_schedule_sends_what_could_no_longer_be_derived() -> None:
-    settings = {**config("scaffold", 3, 5), "schedule": {"client": "cosine"}}
-    assert open_run(settings, DATA).records[-1].uplink_vectors == 6
-    assert open_run(config("scaffold", 3, 5), DATA).records[-1].uplink_vectors == 3
-    settings = {**config("fedavg_m_vr", 3, 5), "schedule": {"client": "cosine"}}
-    assert open_run(settings, DATA).records[-1].downlink_vectors == 9
-    assert open_run(config("fedavg_m_vr", 3, 5), DATA).records[-1].downlink_vectors == 6
+    settings = {**softmax_config("scaffold", 3, 5), "schedule": {"client": "cosine"}}
+    assert open_run(settings, SOFTMAX_DATA).records[-1].uplink_vectors == 6
+    assert open_run(softmax_config("scaffold", 3, 5), SOFTMAX_DATA).records[-1].uplink_vectors == 3
+    settings = {**softmax_config("fedavg_m_vr", 3, 5), "schedule": {"client": "cosine"}}
+    assert open_run(settings, SOFTMAX_DATA).records[-1].downlink_vectors == 9
+    assert (
+        open_run(softmax_config("fedavg_m_vr", 3, 5), SOFTMAX_DATA).records[-1].downlink_vectors
+        == 6
+    )
 
 
 def test_objective_options_are_those_of_torchs_sgd() -> None:
-    inputs, targets = (torch.from_numpy(part) for part in CLIENTS[3])
+    inputs, targets = (torch.from_numpy(part) for part in SOFTMAX_CLIENTS[3])
     plain = linear_model()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.3, momentum=0.7, weight_decay=0.1)
     positions = batch_positions(50, 8, 6, None, seed=1)
@@ -84,7 +91,7 @@ def test_objective_options_are_those_of_torchs_sgd() -> None:
     objective = ModelObjective(
         model,
         functional.cross_entropy,
-        as_client_data(DATA[3]),
+        as_client_data(SOFTMAX_DATA[3]),
         positions,
         weight_decay=0.1,
         clip_norm=0.4,
@@ -102,12 +109,12 @@ def test_the_lean_uplink_stays_exact_with_clipping_momentum_and_decay(name: str)
     ends = []
     for lean in (True, False):
         settings = with_training(
-            config(name, 3, 20, lean_uplink=lean),
+            softmax_config(name, 3, 20, lean_uplink=lean),
             clip_norm=0.3,
             weight_decay=0.01,
             gradient_momentum=0.5,
         )
-        run = open_run(settings, DATA)
+        run = open_run(settings, SOFTMAX_DATA)
         c = run.strategy.state["control_variate"]
         assert float((run.mean_control_variate() - c).abs().max()) < 1e-5
         ends.append(run.strategy.state["model"])
@@ -117,9 +124,9 @@ def test_the_lean_uplink_stays_exact_with_clipping_momentum_and_decay(name: str)
 
 def test_two_points_of_a_batch_have_a_momentum_each() -> None:
     """A VR rule at x⁻ = x must find both sums alike, so that its correction vanishes."""
-    one = with_training(config("scaffold_m_vr", 6, 1, momentum=0.5), gradient_momentum=0.6)
+    one = with_training(softmax_config("scaffold_m_vr", 6, 1, momentum=0.5), gradient_momentum=0.6)
     one["training"]["local_steps"] = 1
-    plain = with_training(config("scaffold", 6, 1), gradient_momentum=0.6)
+    plain = with_training(softmax_config("scaffold", 6, 1), gradient_momentum=0.6)
     plain["training"]["local_steps"] = 1
     one["training"]["batch_size"] = plain["training"]["batch_size"] = 0
-    np.testing.assert_allclose(final(one), final(plain), atol=1e-6)
+    np.testing.assert_allclose(final_parameters(one), final_parameters(plain), atol=1e-6)

@@ -15,10 +15,7 @@ from test_federation import SLOW_MODEL, launch, start_client, start_server, writ
 
 from fedopt_flwr.checkpoints import has_checkpoint
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:algorithm.momentum"),
-]
+pytestmark = pytest.mark.slow
 FEDOPT = f"{sys.executable} -m fedopt_flwr"
 
 

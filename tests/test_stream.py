@@ -37,8 +37,6 @@ from fedopt_flwr.flower.sizes import message_bytes, require_messages_fit
 from fedopt_flwr.outputs import RunDirectory
 from fedopt_flwr.runs import Silent
 
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
-
 
 def make_config(rule: str = "padamfed", **federation: Any) -> dict[str, Any]:
     return {

@@ -26,8 +26,6 @@ from fedopt_flwr.deployment.certificates import create_authority, create_client
 from fedopt_flwr.engines.stream import ClientTls, Server, ServerTls, StreamClient
 from fedopt_flwr.engines.stream.tls import HandshakeLog
 
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
-
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Path:

@@ -21,8 +21,6 @@ from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.objectives import ModelObjective
 from fedopt_flwr.vectors import FlatModel
 
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
-
 
 class Shifted(TensorDataset):
     """A data set with a transform of its own, in place of its tensors' values."""

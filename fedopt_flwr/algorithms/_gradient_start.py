@@ -1,4 +1,4 @@
-"""A start pass in which every client sends its mean gradient at x⁰, and nobody keeps it."""
+"""A start pass in which every client sends its mean gradient at x⁰; the server keeps the mean."""
 
 from __future__ import annotations
 
@@ -13,20 +13,12 @@ from ..algorithm import (
     Plan,
     Reply,
     ServerState,
+    mean_gradient,
     weighted_sum,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def mean_gradient(x: Tensor, objective: Objective) -> Tensor:
-    """Return the mean at `x` of the round's minibatch gradients, a new vector."""
-    y = objective.working_copy(x)
-    total = y.new_zeros(y.shape)
-    for batch in objective.batches():
-        total.add_(objective.gradient(y, batch))
-    return total.div_(objective.num_steps)
 
 
 class GradientStartRule(Algorithm):

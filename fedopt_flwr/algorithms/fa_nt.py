@@ -5,6 +5,7 @@ beside Adam's step instead of into its gradient. Control variates hold steps, no
 start at zero (the listing names no start; its proof takes normalised gradients).
 Deviations: ε outside the root, as in Algorithm 1; c_i⁺ − c_i = −Δ/(ηK_i) − c does not
 travel: both sides compute it from Δ. v̂ begins a round at v, which the paper leaves open.
+Taken from `local_adam`: the moments of a client (`AdamMoments`).
 Defaults: η = 0.001, β₁ = 0.9, β₂ = 0.99, ε = 1e-8, η_g = 1, S̃ = S.
 """
 
@@ -15,16 +16,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from ..algorithm import (
-    Arrays,
-    ClientState,
-    Objective,
-    Reply,
-    ServerState,
-    divided,
-    weighted_sum,
-)
-from ._tracked_adam import TrackedAdamRule
+from ..algorithm import Arrays, ClientState, Objective, Reply, ServerState, divided, weighted_sum
+from ._control_variates import TrackedAdamRule
 from .local_adam import AdamMoments
 
 if TYPE_CHECKING:
@@ -46,7 +39,9 @@ class FANT(TrackedAdamRule):
     ) -> tuple[Arrays, ClientState]:
         eta, x, c = self.client_learning_rate, received["model"], received["control_variate"]
         c_i = client_state["control_variate"]
-        moments = AdamMoments(self, client_state["second_moment"])
+        moments = AdamMoments(
+            client_state["second_moment"], self.first_decay, self.second_decay, self.adaptivity
+        )
         y, correction = objective.working_copy(x), c - c_i
         for batch in objective.batches():
             y.sub_(moments.step(objective.gradient(y, batch)).add_(correction), alpha=eta)

@@ -6,6 +6,7 @@ control variate, which saves uplink.
 Deviations: c_i⁺ − c_i travels instead of c_i⁺; c_i start from K minibatch gradients, the paper's
 full local gradient is "full_gradient"; v̂ begins a round at v, which the paper leaves open; ε stands
 outside the root for RMSProp too; AdamW, of which the paper gives no formula, is the usual one.
+Taken from `local_adam`: the moments of a client (`AdamMoments`).
 Defaults: η = 0.001, β₁ = 0.9, β₂ = 0.99, ε = 1e-8, η_g = 1, S̃ = S.
 """
 
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from ..algorithm import Arrays, ClientState, Objective, Reply, ServerState, weighted_sum
-from ._tracked_adam import TrackedAdamRule
+from ._control_variates import TrackedAdamRule
 from .local_adam import AdamMoments
 
 if TYPE_CHECKING:
@@ -30,17 +31,10 @@ class FAdamGC(TrackedAdamRule):
 
     name: ClassVar[str] = "fadamgc"
 
-    control_variate_start: Literal["gradient", "zero", "full_gradient"] = Field(  # type: ignore[assignment]
-        "gradient", title="c_i⁰", description="how the control variates start"
-    )
     optimizer: Literal["adam", "rmsprop", "adamw"] = Field("adam", description="local optimiser")
     decoupled_weight_decay: float = Field(
         0.01, ge=0, title="λ", description="of adamw alone: y ← y − η(step + λy)"
     )
-
-    @property
-    def start_names(self) -> tuple[str, ...]:
-        return () if self.control_variate_start == "zero" else ("control_variate",)
 
     @property
     def upload_names(self) -> tuple[str, ...]:
@@ -59,7 +53,9 @@ class FAdamGC(TrackedAdamRule):
     ) -> tuple[Arrays, ClientState]:
         x, c_i = received["model"], client_state["control_variate"]
         correction = received["control_variate"] - c_i
-        moments = AdamMoments(self, client_state["second_moment"])
+        moments = AdamMoments(
+            client_state["second_moment"], self.first_decay, self.second_decay, self.adaptivity
+        )
         y, gradient_sum = objective.working_copy(x), x.new_zeros(x.shape)
         for batch in objective.batches():
             gradient = objective.gradient(y, batch)

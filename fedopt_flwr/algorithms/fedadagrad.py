@@ -3,6 +3,7 @@
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: "Adaptive Federated Optimization",
 ICLR 2021, Algorithm 2, FEDADAGRAD. Deviations: none; β₁ = 0 is what its experiments use.
 Flower's own FedAdagrad keeps m with β₁ = 0 and starts v at 0.
+Taken from `fedavg`: the clients' half.
 Defaults: η = 0.05, η_g = 0.01, β₁ = 0.9, τ = 1e-3; v starts at τ², m at 0.
 """
 

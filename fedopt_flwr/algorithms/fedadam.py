@@ -3,6 +3,7 @@
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: "Adaptive Federated Optimization",
 ICLR 2021, Algorithm 2, FEDADAM. Deviations: none. Like the paper, no bias correction; Flower's own
 FedAdam multiplies its step by √(1−β₂^(t+1))/(1−β₁^(t+1)), t from 1, and starts v at 0.
+Taken from `fedavg`: the clients' half.
 Defaults: η = 0.05, η_g = 0.01, β₁ = 0.9, β₂ = 0.99, τ = 1e-3; v starts at τ², m at 0.
 """
 

@@ -3,6 +3,7 @@
 Wang, Lin, Chen: "Communication-Efficient Adaptive Federated Learning", ICML 2022, Algorithm 1,
 option 1 (max stabilisation: v̂ ← max(v̂, v, ε)).
 Deviations: none. m, v and v̂ start at 0.
+Taken from `fedavg`: the clients' half.
 Defaults: η = 0.05, η_g = 0.01, β₁ = 0.9, β₂ = 0.99, ε = 1e-3.
 """
 

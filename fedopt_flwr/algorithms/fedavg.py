@@ -15,15 +15,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from ..algorithm import (
-    Algorithm,
-    Arrays,
-    ClientState,
-    Objective,
-    Reply,
-    ServerState,
-    weighted_sum,
-)
+from ..algorithm import Algorithm, Arrays, ClientState, Objective, Reply, ServerState, weighted_sum
 
 
 class FedAvg(Algorithm):

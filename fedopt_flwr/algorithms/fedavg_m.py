@@ -34,6 +34,7 @@ class FedAvgWithMomentum(Algorithm):
 
     name: ClassVar[str] = "fedavg_m"
     server_state: ClassVar[tuple[str, ...]] = ("model", "server_momentum")
+    reduces_to = ({"momentum": 1.0}, "fedavg", {})
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
     server_learning_rate: float = Field(

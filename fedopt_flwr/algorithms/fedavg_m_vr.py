@@ -25,6 +25,7 @@ class FedAvgWithMomentumVR(GradientStartRule):
 
     name: ClassVar[str] = "fedavg_m_vr"
     server_state: ClassVar[tuple[str, ...]] = ("model", "server_momentum", "previous_model")
+    reduces_to = ({"momentum": 1.0}, "fedavg", {})
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
     server_learning_rate: float = Field(

@@ -4,6 +4,7 @@ Hsu, Qi, Brown: "Measuring the Effects of Non-Identical Data Distribution for Fe
 Classification", arXiv:1909.06335, 2019, section 4.3 (no Algorithm): v ← βv + Δw; w ← w − v.
 Deviations: none (our Δ is new minus old, so the step is added); η_g is 1 there.
 Flower's own FedAvgM with server_momentum = β₁ and server_learning_rate = η_g computes the same.
+Taken from `fedavg`: the clients' half.
 Defaults: η = 0.05, η_g = 1, β₁ = 0.9. β₁ = 0 is FedAvg.
 """
 
@@ -26,6 +27,7 @@ class FedAvgM(FedAvg):
 
     name: ClassVar[str] = "fedavgm"
     server_state: ClassVar[tuple[str, ...]] = ("model", "first_moment")
+    reduces_to = ({"momentum": 0.0}, "fedavg", {})
 
     momentum: float = Field(
         0.9, ge=0, le=1, title="β₁", description="weight of the old buffer; 0 is FedAvg"

@@ -38,6 +38,11 @@ class FedMoS(Algorithm):
     weighting: ClassVar[str] = "examples"
     unbiased_weights: ClassVar[bool] = True
     server_state: ClassVar[tuple[str, ...]] = ("model", "server_momentum")
+    reduces_to = (
+        {"local_momentum": 1.0, "momentum": 0.0, "proximal_strength": 0.0},
+        "fedavg",
+        {},
+    )
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
     server_learning_rate: float = Field(

@@ -4,6 +4,7 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heteroge
 MLSys 2020, Algorithm 2: the local problem is F_i(y) + (μ/2)‖y − x‖².
 Deviations: the local problem is worked on by K gradient steps, as in the authors' experiments, and
 clients are drawn uniformly.
+Taken from `fedavg`: the server's half.
 Defaults: μ = 0.01, η = 0.05, η_g = 1. μ = 0 is FedAvg.
 """
 
@@ -21,6 +22,7 @@ class FedProx(FedAvg):
     """y ← y − η(∇F(y;ξ) + μ(y − x)), K times; x ← x + η_g Δ̄."""
 
     name: ClassVar[str] = "fedprox"
+    reduces_to = ({"proximal_strength": 0.0}, "fedavg", {})
 
     proximal_strength: float = Field(
         0.01, ge=0, title="μ", description="weight of the pull back to the server's model"

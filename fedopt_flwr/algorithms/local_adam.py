@@ -8,18 +8,18 @@ Defaults: η = 0.001, β₁ = 0.9, β₂ = 0.99, ε = 1e-8, η_g = 1. m starts e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from ..algorithm import Arrays, ClientState, Objective
-from .fedavg import FedAvg
+from ..algorithm import Algorithm, Arrays, ClientState, Objective, Reply, ServerState, weighted_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class LocalAdam(FedAvg):
+class LocalAdam(Algorithm):
     """m ← β₁m + (1−β₁)∇F; v ← β₂v + (1−β₂)∇F²; v̂ ← max(v̂, v); y ← y − η m/(√v̂ + ε), K times;
     x ← x + η_g Δ̄."""
 
@@ -27,6 +27,9 @@ class LocalAdam(FedAvg):
     client_state: ClassVar[tuple[str, ...]] = ("second_moment",)
 
     client_learning_rate: float = Field(0.001, gt=0, title="η", description="client step size")
+    server_learning_rate: float = Field(
+        1.0, gt=0, title="η_g", description="server step size, relative to the mean movement"
+    )
     first_decay: float = Field(0.9, ge=0, lt=1, title="β₁", description="decay of the first moment")
     second_decay: float = Field(
         0.99, ge=0, lt=1, title="β₂", description="decay of the second moment"
@@ -42,18 +45,28 @@ class LocalAdam(FedAvg):
         self, received: Arrays, client_state: ClientState, objective: Objective
     ) -> tuple[Arrays, ClientState]:
         x = received["model"]
-        moments = AdamMoments(self, client_state["second_moment"])
+        moments = AdamMoments(
+            client_state["second_moment"], self.first_decay, self.second_decay, self.adaptivity
+        )
         y = objective.working_copy(x)
         for batch in objective.batches():
             y.sub_(moments.step(objective.gradient(y, batch)), alpha=self.client_learning_rate)
         return {"delta": y - x}, {"second_moment": moments.second}
 
+    def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        delta = weighted_sum([(r.weight, r.upload["delta"]) for r in replies])
+        return state.replace(model=state["model"].add(delta, alpha=self.server_learning_rate))
+
 
 class AdamMoments:
-    """m and v̂ of one client in one round, and v, which it keeps."""
+    """m and v̂ of one client in one round, and v, which it keeps; vectors of shape [size]."""
 
-    def __init__(self, rule: LocalAdam, second_moment: Tensor) -> None:
-        self._rule = rule
+    def __init__(
+        self, second_moment: Tensor, first_decay: float, second_decay: float, adaptivity: float
+    ) -> None:
+        self._first_decay = first_decay  # β₁
+        self._second_decay = second_decay  # β₂
+        self._adaptivity = adaptivity  # ε
         self._first = second_moment.new_zeros(second_moment.shape)  # m
         self.second = second_moment.clone()  # v
         self._largest = second_moment.clone()  # v̂
@@ -62,16 +75,16 @@ class AdamMoments:
         """Take in a gradient (kept unchanged) and return m/(√v̂ + ε)."""
         import torch
 
-        rule = self._rule
-        self._first.lerp_(gradient, 1 - rule.first_decay)
-        self.second.mul_(rule.second_decay)
-        self.second.addcmul_(gradient, gradient, value=1 - rule.second_decay)
+        self._first.lerp_(gradient, 1 - self._first_decay)
+        self._renew_second(gradient)
         torch.maximum(self._largest, self.second, out=self._largest)
-        return self._first / self._largest.sqrt().add_(rule.adaptivity)
+        return self._first / self._largest.sqrt().add_(self._adaptivity)
 
     def rms_step(self, gradient: Tensor) -> Tensor:
-        """Take in a gradient and return RMSProp's ĝ/(√v + ε)."""
-        rule = self._rule
-        self.second.mul_(rule.second_decay)
-        self.second.addcmul_(gradient, gradient, value=1 - rule.second_decay)
-        return gradient / self.second.sqrt().add_(rule.adaptivity)
+        """Take in a gradient (kept unchanged) and return RMSProp's ĝ/(√v + ε)."""
+        self._renew_second(gradient)
+        return gradient / self.second.sqrt().add_(self._adaptivity)
+
+    def _renew_second(self, gradient: Tensor) -> None:
+        self.second.mul_(self._second_decay)
+        self.second.addcmul_(gradient, gradient, value=1 - self._second_decay)

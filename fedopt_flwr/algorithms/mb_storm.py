@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from ..algorithm import Arrays, ClientState, Objective, Plan, Reply, ServerState, weighted_sum
-from ._gradient_start import GradientStartRule, mean_gradient
+from ..algorithm import (
+    Arrays,
+    ClientState,
+    Objective,
+    Plan,
+    Reply,
+    ServerState,
+    mean_gradient,
+    weighted_sum,
+)
+from ._gradient_start import GradientStartRule
 
 if TYPE_CHECKING:
     from torch import Tensor

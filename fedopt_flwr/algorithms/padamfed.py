@@ -18,23 +18,34 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field
 
-from ..algorithm import Arrays, ClientState, Objective, Plan, Reply, ServerState, weighted_sum
+from ..algorithm import (
+    Arrays,
+    ClientState,
+    Objective,
+    Plan,
+    Reply,
+    ServerState,
+    add_unit_,
+    weighted_sum,
+)
 from ..errors import FedoptWarning
-from ._control_variates import ControlVariateRule
+from ._control_variates import GradientVariateRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TINY = 1.1754943508222875e-38  # smallest normal float32: 0/_TINY is 0, so u = 0 moves nothing
-_LEAST_EXPONENT = -126  # of that number
 
-
-class PAdaMFed(ControlVariateRule):
+class PAdaMFed(GradientVariateRule):
     """u = β(∇F(y;ξ) − c_i + c) + (1−β)g; y ← y − η u/‖u‖, K times; x ← x + η_g Δ̄;
     g ← β(Σ w_i(c_i⁺ − c_i) + c) + (1−β)g; c ← c + Σ p_i(c_i⁺ − c_i)."""
 
     name: ClassVar[str] = "padamfed"
     server_state: ClassVar[tuple[str, ...]] = ("model", "control_variate", "server_momentum")
+    reduces_to = (
+        {"normalize": False, "momentum": 0.4, "control_variate_start": "zero"},
+        "scaffold_m",
+        {"momentum": 0.4, "control_variate_start": "zero"},
+    )
 
     client_learning_rate: float | None = Field(
         None, gt=0, title="η", description="client step size; derived: 1/(K√T)"
@@ -108,18 +119,10 @@ class PAdaMFed(ControlVariateRule):
 
     def move(self, y: Tensor, u: Tensor) -> None:
         """y ← y − ηu/‖u‖, in place; u is overwritten."""
-        import torch
-
-        eta = self.client_learning_rate or 0.0
         if self.normalize:
-            # float32 squares vanish below 1e-20 and overflow above 1e19; powers of 2 scale exactly
-            largest = torch.maximum(u.amax(-1, keepdim=True), -u.amin(-1, keepdim=True))
-            exponent = torch.frexp(largest).exponent.clamp_(min=_LEAST_EXPONENT)
-            u.mul_(torch.ldexp(torch.ones_like(largest), -exponent))
-            norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True)
-            y.addcdiv_(u, norm.clamp_(min=_TINY), value=-eta)
+            add_unit_(y, u, alpha=-self.eta)
         else:
-            y.sub_(u, alpha=eta)
+            y.sub_(u, alpha=self.eta)
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         steps, beta = state.plan.mean_local_steps, self.beta
@@ -129,7 +132,7 @@ class PAdaMFed(ControlVariateRule):
         fresh = weighted_sum([(r.weight, v) for r, v in zip(replies, changes, strict=True)])
         total = weighted_sum([(r.importance, v) for r, v in zip(replies, changes, strict=True)])
         return state.replace(
-            model=state["model"].add(delta, alpha=self.server_learning_rate or 0.0),  # line 14
+            model=state["model"].add(delta, alpha=self.eta_g),  # line 14
             control_variate=c + total,  # line 15
             server_momentum=fresh.add_(c)
             .mul_(beta)
@@ -137,8 +140,24 @@ class PAdaMFed(ControlVariateRule):
         )
 
     @property
+    def eta(self) -> float:
+        """η, once it is known."""
+        return self._known("client_learning_rate", self.client_learning_rate)
+
+    @property
+    def eta_g(self) -> float:
+        """η_g, once it is known."""
+        return self._known("server_learning_rate", self.server_learning_rate)
+
+    @property
     def beta(self) -> float:
         """β, once it is known."""
-        if self.momentum is None:
-            raise ValueError(f"{self.name}: step sizes are open; call resolve(plan) first")
-        return self.momentum
+        return self._known("momentum", self.momentum)
+
+    def _known(self, field: str, value: float | None) -> float:
+        if value is None:
+            raise ValueError(
+                f"{self.name}: {field} is not derived yet; call resolve(plan), and "
+                "at_round(state, number) in every round, before a rule is used"
+            )
+        return value

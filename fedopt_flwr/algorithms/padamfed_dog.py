@@ -6,6 +6,7 @@ Ivgi, Hinder, Carmon: "DoG is SGD's Best Friend", ICML 2023.
 With ḡ_s = Δ̄_s/(η_s K), r₀ = 0.01(1 + ‖x⁰‖) and t = 0 in the first round:
 D_t = max(r₀, max_{s≤t} ‖x_s − x⁰‖); γ_0 = D_0, γ_t = D_t/√(Σ_{s<t} ‖ḡ_s‖²)·(1 − t/T);
 η_t = γ_t/(K√β). γ_t and D_t stand in every record.
+Taken from `padamfed`: both halves; the step sizes alone are its own.
 Defaults: β = 0.3. It can grow too far: with a smaller β and in long runs on small data it was seen
 to diverge (docs/experiments.md); a run that does says so. [schedule] changes η_t, not γ_t's record.
 """
@@ -41,6 +42,7 @@ class PAdaMFedDoG(PAdaMFed):
         "distance",
         "squared_gradients",
     )
+    reduces_to = ({"momentum": 0.4}, "padamfed", {"momentum": 0.4})  # with both rates given
 
     client_learning_rate: float | None = Field(
         None, gt=0, title="η_t", description="client step size; derived in every round"
@@ -74,7 +76,7 @@ class PAdaMFedDoG(PAdaMFed):
         return {"gamma": gamma, "distance": distance}
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
-        eta, x0 = self.client_learning_rate or 0.0, state["initial_model"]
+        eta, x0 = self.eta, state["initial_model"]
         mean = weighted_sum([(r.weight / (eta * r.num_steps), r.upload["delta"]) for r in replies])
         following = super().server_update(state, replies)
         distance = (following["model"] - x0).norm().reshape(1).maximum(state["distance"])

@@ -6,6 +6,7 @@ The preprint prints one line 16 for both rules, "printed" (the default). Its pro
 takes the mean local direction instead, g ← Σ w_i ū_i with ū_i = (1/K) Σ_k u_k: "proved", with one
 more vector up.
 Without normalisation "proved" is SCAFFOLD-M-VR; only it falls at the theorem's rate.
+Taken from `padamfed`: the step along u/‖u‖, the server's half and how the rates are derived.
 Deviations: those of `padamfed`; β is capped at 1 when T² < SK.
 """
 
@@ -33,6 +34,11 @@ class PAdaMFedVR(PAdaMFed):
         "control_variate",
         "server_momentum",
         "previous_model",
+    )
+    reduces_to = (
+        {"normalize": False, "momentum": 0.4, "momentum_rule": "proved"},
+        "scaffold_m_vr",
+        {"momentum": 0.4},
     )
 
     client_learning_rate: float | None = Field(

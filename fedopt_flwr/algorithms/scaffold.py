@@ -27,7 +27,7 @@ from ..algorithm import (
     weighted_sum,
 )
 from ..errors import ConfigError
-from ._control_variates import ControlVariateRule
+from ._control_variates import GradientVariateRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _SMALLEST_LEAN_DIVISOR = 1e-2  # of βηK; float32 leaves about 1e-7/(βηK) of relative error
 
 
-class Scaffold(ControlVariateRule):
+class Scaffold(GradientVariateRule):
     """y ← y − η(∇F(y;ξ) − c_i + c), K times; x ← x + η_g Δ̄; c ← c + Σ p_i (c_i⁺ − c_i)."""
 
     name: ClassVar[str] = "scaffold"

@@ -4,6 +4,7 @@ Cheng, Huang, Wu, Yuan: "Momentum Benefits Non-IID Federated Learning Simply and
 ICLR 2024, Algorithm 2 and equation (3); starts as in Theorem 3 (c_i from gradients, g = 0).
 Deviations: only d = βc + (1−β)g travels down, since clients use c and g in no other way; c_i⁺ − c_i
 does not travel up, see `scaffold` (Δ = −ηK_i[β(c_i⁺ − c_i) + d]). The paper's γ is η_g·η·K.
+Taken from `scaffold`: the clients' half, written there for any β and d, and the server's x and c.
 Defaults: η = 0.05, β = 0.2 (the paper's MLP experiments), η_g = 1 (γ = ηK). β = 1 is SCAFFOLD.
 """
 
@@ -22,13 +23,12 @@ if TYPE_CHECKING:
 
 
 class ScaffoldM(Scaffold):
-    """y ← y − η(β(∇F(y;ξ) − c_i + c) + (1−β)g), K times; g ← −Σ w_i Δ_i/(ηK_i); x, c as SCAFFOLD.
-
-    The client's half is that of `Scaffold`, written there for any β and d.
-    """
+    """y ← y − η(β(∇F(y;ξ) − c_i + c) + (1−β)g), K times; g ← −Σ w_i Δ_i/(ηK_i);
+    x, c as SCAFFOLD."""
 
     name: ClassVar[str] = "scaffold_m"
     server_state: ClassVar[tuple[str, ...]] = ("model", "control_variate", "server_momentum")
+    reduces_to = ({"momentum": 1.0}, "scaffold", {})
 
     momentum: float = Field(
         0.2, ge=0, le=1, title="β", description="weight of the new gradient; 1 is SCAFFOLD"

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from ..algorithm import Arrays, ClientState, Objective, Plan, Reply, ServerState, weighted_sum
-from ._control_variates import ControlVariateRule
+from ._control_variates import GradientVariateRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ScaffoldMVR(ControlVariateRule):
+class ScaffoldMVR(GradientVariateRule):
     """u = ∇F(y;ξ) + β(c − c_i) + (1−β)(g − ∇F(x⁻;ξ)); y ← y − ηu, K times; x ← x + η_g Δ̄;
     g ← −Σ w_i Δ_i/(ηK_i); c ← c + Σ p_i (c_i⁺ − c_i)."""
 
@@ -32,6 +32,7 @@ class ScaffoldMVR(ControlVariateRule):
         "server_momentum",
         "previous_model",
     )
+    reduces_to = ({"momentum": 1.0}, "scaffold", {})
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
     server_learning_rate: float = Field(

@@ -11,7 +11,9 @@ from torch import Tensor
 from ..algorithm import Algorithm, ClientId, ClientState, Plan, Reply, ServerState
 from ..sampling import reply_weights
 
-Batch = tuple[float, Tensor]  # curvature h and slope a: the gradient is h(y − centre) + a
+START = [1.0, -1.0]  # the model before round 1
+RATES = {"client_learning_rate": 0.1, "server_learning_rate": 1.0}
+Batch = tuple[float, Tensor | float]  # curvature h and slope a: the gradient is h(y − centre) + a
 
 
 class Toy:
@@ -21,7 +23,8 @@ class Toy:
 
     def __init__(self, centre: Sequence[float], batches: Sequence[Batch], scale: float = 1) -> None:
         self.centre = torch.tensor(centre, dtype=torch.float32)
-        self._batches, self._scale = list(batches), scale
+        self._batches = list(batches)
+        self._scale = scale
         self.seen: set[int] = set()  # minibatches whose gradient was taken
 
     @property
@@ -73,7 +76,8 @@ class Federation:
     ) -> None:
         count = len(toys)
         shares = list(importance) or [1 / count] * count
-        self.toys, self.number = list(toys), 0
+        self.toys = list(toys)
+        self.number = 0  # of the last round
         self.plan = Plan(
             num_clients=count,
             clients_per_round=sampled or count,
@@ -121,8 +125,8 @@ class Federation:
         weights = reply_weights(counts, self.plan.importance, "uniform", self.rule.unbiased_weights)
         self.replies = []
         for rank, i in enumerate(asked):
-            told = half(self.now.for_client(rank))
-            upload, self.states[i] = told(received, self.states[i], self.toys[i])
+            client_half = half(self.now.for_client(rank))
+            upload, self.states[i] = client_half(received, self.states[i], self.toys[i])
             kept = {name: array.clone() for name, array in upload.items()}
             steps = self.toys[i].num_steps
             self.replies.append(Reply(i, kept, weights[i], self.plan.importance[i], steps, rank))
@@ -137,11 +141,22 @@ class Federation:
         return list(self.plan.importance.values())
 
 
-def configured(kind: type[Algorithm], **wanted: Any) -> Algorithm:
+def build_rule(kind: type[Algorithm], **wanted: Any) -> Algorithm:
     """Return the rule with those of the wanted hyperparameters that it has."""
     return kind(**{name: v for name, v in wanted.items() if name in kind.model_fields})
 
 
-def snapshot(state: ServerState) -> dict[str, Tensor]:
+def unlike_clients(rule: Algorithm, sampled: int = 4) -> Federation:
+    """Return four clients with their own minima, curvatures and importance."""
+    toys = [quadratic([c, -c], 0.5 + 0.5 * i) for i, c in enumerate((-2.0, 0.0, 1.0, 3.0))]
+    return Federation(rule, toys, START, sampled=sampled, importance=[0.1, 0.2, 0.3, 0.4])
+
+
+def is_close(one: Tensor, other: Tensor, tolerance: float = 1e-4) -> bool:
+    """Return whether two vectors differ by at most `tolerance`, relative to numbers above 1."""
+    return bool((one - other).abs().max() <= tolerance * max(1.0, float(other.abs().max())))
+
+
+def copy_vectors(state: ServerState) -> dict[str, Tensor]:
     """Return copies of the server's vectors."""
     return {name: vector.clone() for name, vector in state.vectors.items()}

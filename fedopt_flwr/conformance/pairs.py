@@ -13,10 +13,12 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from ..engines.foreign import run_pair
-from .suite import Outcome, require, run_check
+from .checks import Outcome, require, run_check
 
-_CLIENTS, _FEATURES, _CLASSES = 4, 4, 3
-Arrays = list[np.ndarray]
+_CLIENTS = 4
+_FEATURES = 4
+_CLASSES = 3
+NumPyArrays = list[np.ndarray]
 
 
 class Pair:
@@ -24,7 +26,8 @@ class Pair:
     `make_client(model, dataset, client_id=)`, on softmax regression with unlike clients."""
 
     def __init__(self, make_strategy: Callable[..., Any], make_client: Callable[..., Any]) -> None:
-        self._make_strategy, self._make_client = make_strategy, make_client
+        self._make_strategy = make_strategy
+        self._make_client = make_client
 
     def run(
         self,
@@ -33,7 +36,7 @@ class Pair:
         order: Sequence[int] = range(_CLIENTS),
         mirrored: int | None = None,
         broken: int | None = None,
-    ) -> Arrays:
+    ) -> NumPyArrays:
         """Return the server's arrays; one client may have other data, one may always raise."""
         strategy = self._make_strategy(
             _model(), num_clients=_CLIENTS, clients_per_round=_CLIENTS, num_rounds=num_rounds
@@ -69,10 +72,12 @@ def _raise(*arguments: object) -> Any:
     raise OSError("this client is meant to fail")
 
 
-def mean_loss(arrays: Arrays) -> float:
+def mean_loss(arrays: NumPyArrays) -> float:
     """Return the mean cross-entropy over all clients' data."""
     weight, bias = (torch.tensor(array, dtype=torch.float32) for array in arrays)
-    losses = [functional.cross_entropy(x @ weight.T + bias, y) for x, y in map(_data, range(4))]
+    losses = [
+        functional.cross_entropy(x @ weight.T + bias, y) for x, y in map(_data, range(_CLIENTS))
+    ]
     return float(torch.stack(losses).mean())
 
 
@@ -98,7 +103,7 @@ def _check_order(pair: Pair) -> None:
     _require_close(pair.run(4), pair.run(4, order=(2, 0, 3, 1)), "another order ends elsewhere")
 
 
-def _require_close(one: Arrays, other: Arrays, text: str) -> None:
+def _require_close(one: NumPyArrays, other: NumPyArrays, text: str) -> None:
     gap = max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
     require(gap < 1e-5, f"{text}: by {gap:.3g}")
 
