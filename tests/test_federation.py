@@ -189,7 +189,7 @@ def test_sigterm_makes_a_client_leave_at_once_in_the_middle_of_training(
     told = time.monotonic()
     assert clients[0].ended() == 0
     assert time.monotonic() - told < 7
-    assert "told to stop; leaving" in clients[0].log
+    assert "stop requested; leaving" in clients[0].log
     server.wait_for("client 0: left")
     assert server.ended() == 0, server.log
     assert records(folder)[-1]["clients"] == [1, 2]

@@ -23,7 +23,7 @@ from test_stream import make_config
 from fedopt_flwr import ConfigError, simulate
 from fedopt_flwr.deployment import certificates
 from fedopt_flwr.deployment.certificates import create_authority, create_client
-from fedopt_flwr.engines.stream import ClientTls, Server, ServerTls, StreamClient
+from fedopt_flwr.engines.stream import ClientTls, ServerAddress, ServerTls, StreamClient
 from fedopt_flwr.engines.stream.tls import HandshakeLog
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
@@ -136,7 +136,7 @@ def bare_server(credentials: grpc.ServerCredentials | None) -> tuple[grpc.Server
 
 
 def reason_to_give_up(address: str, tls: ClientTls | None) -> str:
-    stream = StreamClient(0, None, Server(address, tls, 5), Lines())  # type: ignore[arg-type]
+    stream = StreamClient(0, None, ServerAddress(address, tls, 5), Lines())  # type: ignore[arg-type]
     with pytest.raises(ConfigError) as caught:
         stream.run()
     return str(caught.value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ import typer
 
 from ..errors import ConfigError, FedoptWarning
 from ..settings import as_setting
+from .addresses import require_address
 from .options import AlgorithmName, ConfigFile, Settings, read_config, with_directory
 from .show import mute
 
@@ -46,6 +46,7 @@ def server(
     resume: Resume = None,
 ) -> None:
     """Wait for the clients, run the federation over gRPC, write the results."""
+    require_address("--address", address, lowest_port=0)
     if resume is not None and algorithm:
         raise ConfigError("--resume: takes the rule from its directory; leave out --algorithm")
     if resume is None:
@@ -54,7 +55,6 @@ def server(
         from ..resuming import read_run
 
         run_config, checkpoint = read_run(resume, config, settings or [])
-    _require_address("--address", address)
     if not insecure:
         os.environ["GRPC_VERBOSITY"] = "info"  # HandshakeLog lives on it; before flwr is imported
     tls = _server_tls(certificate, key, client_ca, insecure)
@@ -95,19 +95,20 @@ def client(
     insecure: Insecure = False,
 ) -> None:
     """Train on this machine's data for a server; CONFIG says which data, device and own code."""
+    require_address("--server", server, lowest_port=1)
     run_config = read_config(config, None, settings)
     ids = _ids(client_id, client_ids)
     tls = _client_tls(ca, certificate, key, insecure)
-    _require_address("--server", server)
     _require_state_directory(state_dir)
     from ..deployment.clients import serve_clients
     from ..deployment.leash import follow_parent
-    from ..engines.stream import Server
+    from ..engines.stream import ServerAddress
 
     follow_parent()
     if tls is not None:
         tls.credentials()  # so that wrong files are an error now, not at the first connection
-    where = Server(server, tls, run_config.transport.keep_alive_seconds)
+    transport = run_config.transport
+    where = ServerAddress(server, tls, transport.keep_alive_seconds, transport.proxy)
     errors = serve_clients(run_config, ids, state_dir, where, _say)
     if errors:
         raise errors[0]
@@ -272,12 +273,6 @@ def _require_state_directory(path: Path) -> None:
             f"--state-dir: got {str(path)!r}; {str(nearest)!r} {what}; name a folder on a disk "
             "that stays"
         )
-
-
-def _require_address(option: str, address: str) -> None:
-    host, colon, port = address.rpartition(":")
-    if not host or not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-        raise ConfigError(f"{option}: got {address!r}; must be HOST:PORT")
 
 
 def _with_port(address: str, port: int) -> str:
