@@ -206,12 +206,9 @@ class TransportSection(_Section):
     @field_validator("proxy")
     @classmethod
     def _plain_proxy(cls, proxy: str | None) -> str | None:
-        if proxy is None or re.fullmatch(r"http://([\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}/?", proxy):
-            return proxy and proxy.removesuffix("/")
-        raise ValueError(
-            f"transport.proxy: got {proxy!r}; must be http://HOST:PORT, without a user name; "
-            "leave it out to connect without a proxy"
-        )
+        if proxy is None or re.fullmatch(r"http://([\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}", proxy):
+            return proxy
+        raise ValueError(f"transport.proxy: got {proxy!r}; must be http://HOST:PORT; or remove it")
 
 
 class RunConfig(_Section):

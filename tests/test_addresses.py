@@ -34,7 +34,7 @@ from fedopt_flwr.cli.addresses import require_address
     ],
 )
 def test_what_is_no_address_is_refused_with_the_remedy(address: str, remedy: str) -> None:
-    with pytest.raises(ConfigError, match="--server: got .*; must be HOST:PORT") as caught:
+    with pytest.raises(ConfigError, match=r"--server: got .*; must be HOST:PORT") as caught:
         require_address("--server", address, lowest_port=1)
     assert remedy in str(caught.value)
 

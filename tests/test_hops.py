@@ -136,12 +136,21 @@ def test_a_proxy_is_for_other_machines(
 
 
 @pytest.mark.parametrize(
-    "proxy", ["p:3128", "https://p:3128", "http://p", "http://u:s@p:3128", "socks5://p:1080", ""]
+    "proxy",
+    [
+        "p:3128",
+        "https://p:3128",
+        "http://p",
+        "http://u:s@p:3128",
+        "socks5://p:1080",
+        "http://p:3128/",
+        "",
+    ],
 )
 def test_a_proxy_that_grpc_cannot_use_is_refused(proxy: str) -> None:
     with pytest.raises(ConfigError, match=r"transport.proxy: got .*must be http://HOST:PORT"):
         RunConfig(transport={"proxy": proxy})
-    assert RunConfig(transport={"proxy": "http://p:3128/"}).transport.proxy == "http://p:3128"
+    assert RunConfig(transport={"proxy": "http://p:3128"}).transport.proxy == "http://p:3128"
 
 
 class Hop:

@@ -236,9 +236,9 @@ def test_certificate_files_are_private_complete_and_never_written_over(authority
     assert names.get_values_for_type(x509.DNSName) == ["localhost"]
     assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
     before = (authority / "ca.key").read_bytes()
-    with pytest.raises(ConfigError, match="is there already and is not written over"):
+    with pytest.raises(ConfigError, match="exists already and is not written over"):
         create_authority(authority, ["localhost"], days=1)
-    with pytest.raises(ConfigError, match="is there already and is not written over"):
+    with pytest.raises(ConfigError, match="exists already and is not written over"):
         create_client(authority, "0", days=1)
     assert (authority / "ca.key").read_bytes() == before
 

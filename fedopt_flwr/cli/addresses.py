@@ -27,3 +27,8 @@ def require_address(option: str, address: str, *, lowest_port: int) -> None:
         f"{option}: got {address!r}; must be HOST:PORT, with a port from "
         f"{lowest_port} to 65535; {remedy}"
     )
+
+
+def with_port(address: str, port: int) -> str:
+    """Return the address with the port that the system chose."""
+    return f"{address.rpartition(':')[0]}:{port}"

@@ -11,11 +11,22 @@ import typer
 
 from ..errors import ConfigError, FedoptWarning
 from ..settings import as_setting
-from .addresses import require_address
-from .options import AlgorithmName, ConfigFile, Settings, read_config, with_directory
+from .addresses import require_address, with_port
+from .console import Debug
+from .options import (
+    AlgorithmName,
+    ConfigFile,
+    Settings,
+    read_config,
+    require_state_directory,
+    usable_cores,
+    with_directory,
+)
 from .show import mute
 
 if TYPE_CHECKING:
+    from ..checkpoints import Checkpoint
+    from ..config import RunConfig
     from ..engines.stream import ClientTls, ServerTls
 
 certs = typer.Typer(help="Make certificates for a federation.", no_args_is_help=True)
@@ -28,7 +39,7 @@ Key = Annotated[Path | None, typer.Option(help="The key of --certificate.")]
 Days = Annotated[int, typer.Option(min=1, help="For how long certificates are valid.")]
 Directory = Annotated[Path, typer.Option(help="Where ca.pem and ca.key lie.")]
 Resume = Annotated[
-    Path | None, typer.Option(metavar="DIRECTORY", help="Go on from this run's checkpoint.")
+    Path | None, typer.Option(metavar="DIRECTORY", help="Continue from this run's checkpoint.")
 ]
 
 
@@ -44,6 +55,7 @@ def server(
     ] = None,
     insecure: Insecure = False,
     resume: Resume = None,
+    debug: Debug = False,
 ) -> None:
     """Wait for the clients, run the federation over gRPC, write the results."""
     require_address("--address", address, lowest_port=0)
@@ -71,7 +83,7 @@ def server(
             listener=display,
             roster=display.roster,
             checkpoint=checkpoint,
-            on_listening=lambda port: display.say(f"listening at {_with_port(address, port)}"),
+            on_listening=lambda port: display.say(f"listening at {with_port(address, port)}"),
         )
     display.finish(result, run_config.output.directory)
 
@@ -93,13 +105,14 @@ def client(
     certificate: Certificate = None,
     key: Key = None,
     insecure: Insecure = False,
+    debug: Debug = False,
 ) -> None:
     """Train on this machine's data for a server; CONFIG says which data, device and own code."""
     require_address("--server", server, lowest_port=1)
     run_config = read_config(config, None, settings)
     ids = _ids(client_id, client_ids)
     tls = _client_tls(ca, certificate, key, insecure)
-    _require_state_directory(state_dir)
+    require_state_directory(state_dir)
     from ..deployment.clients import serve_clients
     from ..deployment.leash import follow_parent
     from ..engines.stream import ServerAddress
@@ -123,13 +136,17 @@ def launch(
     algorithm: AlgorithmName = None,
     settings: Settings = None,
     resume: Resume = None,
+    debug: Debug = False,
 ) -> None:
     """Start a server and client processes on this machine, and end them all."""
-    given = list(settings or [])
-    if clients is not None:
-        given.append(f"federation.num_clients={clients}")
-    if resume is not None:
-        if config or given or algorithm:
+    changed = [*(settings or [])]
+    changed += [] if clients is None else [f"federation.num_clients={clients}"]
+    if resume is None:
+        run_config = with_directory(read_config(config, algorithm, changed))
+        checkpoint = None
+        changed += [f"algorithm.name={algorithm}"] if algorithm else []
+    else:
+        if config or changed or algorithm:
             raise ConfigError(
                 "--resume: takes the configuration from its directory; give no other beside it"
             )
@@ -137,26 +154,38 @@ def launch(
 
         run_config, checkpoint = read_run(resume)
         config = (resume / "config.toml").absolute()
-        given = [as_setting("output.directory", str(resume))]
-    else:
-        run_config, checkpoint = with_directory(read_config(config, algorithm, given)), None
-    folder = run_config.output.directory
+        changed = [as_setting("output.directory", str(resume))]
     total = run_config.federation.num_clients
-    count = min(total, processes or max(4, len(os.sched_getaffinity(0))))
-    given += [f"algorithm.name={algorithm}"] if algorithm else []
-    arguments = [str(config)] if config else []
-    arguments += [word for setting in given for word in ("--set", setting)]
+    _launch(
+        run_config,
+        checkpoint,
+        client_arguments=[
+            *([str(config)] if config else []),
+            *(word for setting in changed for word in ("--set", setting)),
+        ],
+        num_processes=min(total, processes or max(4, usable_cores())),
+    )
+
+
+def _launch(
+    config: RunConfig,
+    checkpoint: Checkpoint | None,
+    *,
+    client_arguments: list[str],
+    num_processes: int,
+) -> None:
     from ..deployment.launcher import launch as launch_run
     from ..engines.stream import Roster
     from .federation_show import FederationDisplay
 
-    with FederationDisplay(directory=run_config.output.directory) as display:
+    folder, total = config.output.directory, config.federation.num_clients
+    with FederationDisplay(directory=folder) as display:
         display.watch(Roster(display.say), total)
-        display.say(f"{total} clients in {count} processes; logs in {folder}/logs")
+        display.say(f"{total} clients in {num_processes} processes; logs in {folder}/logs")
         result = launch_run(
-            run_config,
-            arguments,
-            num_processes=count,
+            config,
+            client_arguments,
+            num_processes=num_processes,
             folder=folder or Path("runs"),
             listener=display,
             roster=display.roster,
@@ -263,17 +292,3 @@ def _say(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:  # the clients stay
         mute()
-
-
-def _require_state_directory(path: Path) -> None:
-    nearest = next((p for p in (path, *path.absolute().parents) if p.exists()), path)
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        what = "is no folder" if not nearest.is_dir() else "cannot be written to"
-        raise ConfigError(
-            f"--state-dir: got {str(path)!r}; {str(nearest)!r} {what}; name a folder on a disk "
-            "that stays"
-        )
-
-
-def _with_port(address: str, port: int) -> str:
-    return f"{address.rpartition(':')[0]}:{port}"

@@ -7,6 +7,7 @@ fix: a refused id or certificate.
 
 from __future__ import annotations
 
+import logging
 import queue
 import random
 import threading
@@ -57,6 +58,7 @@ _FINAL = {  # refusals that stay the same however often one asks
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 }
+_LOG = logging.getLogger(__name__)
 _OK = Status(Code.OK, "")
 
 
@@ -184,6 +186,7 @@ class StreamClient:
             config = get_properties_ins_from_proto(message.get_properties_ins).config
             return GetPropertiesRes(_OK, self._client.get_properties(config))
         except Exception as error:
+            _LOG.debug("client %s: its introduction failed", self._client_id, exc_info=True)
             text = f"{type(error).__name__}: {error}"
             self._own_error = error if isinstance(error, FedoptError) else RunError(text)
             return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, text), {})
@@ -194,6 +197,7 @@ class StreamClient:
             arrays, count, report = self._client.fit(to_arrays(ins.parameters), ins.config)
             result = FitRes(_OK, ndarrays_to_parameters(arrays), count, report)
         except Exception as error:
+            _LOG.debug("client %s: its training failed", self._client_id, exc_info=True)
             status = Status(Code.FIT_NOT_IMPLEMENTED, f"{type(error).__name__}: {error}")
             return FitRes(status, Parameters([], ""), 0, {})
         outcome = f"failed: {report['error']!s}" if "error" in report else f"{count} examples"
