@@ -10,6 +10,7 @@ import pytest
 from fedopt_flwr import ConfigError
 from fedopt_flwr.cli import main
 from fedopt_flwr.cli.addresses import require_address
+from fedopt_flwr.cli.diagnosis import describe_proxy
 
 
 @pytest.mark.parametrize(
@@ -67,3 +68,26 @@ def test_both_ends_refuse_a_url_at_once(
     assert ended.value.code == 2
     assert "got 'http://h:80'; must be HOST:PORT" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "proxy", "texts"),
+    [
+        ([], None, ["none; `fedopt client` connects directly"]),
+        (["http_proxy"], None, ["http_proxy: set, but not used", "set transport.proxy"]),
+        (["HTTPS_PROXY", "grpc_proxy"], None, ["grpc_proxy, HTTPS_PROXY: set, but not used"]),
+        ([], "http://p:3128", ["`fedopt client` uses http://p:3128 (transport.proxy)"]),
+        (["all_proxy"], "http://p:3128", ["uses http://p:3128", "all_proxy: set, but not used"]),
+    ],
+)
+def test_doctor_says_which_proxy_would_be_used(
+    monkeypatch: pytest.MonkeyPatch, variables: list[str], proxy: str | None, texts: list[str]
+) -> None:
+    for name in ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name in variables:
+        monkeypatch.setenv(name, "http://elsewhere:1")
+    said = describe_proxy(proxy)
+    for text in texts:
+        assert text in said

@@ -35,7 +35,7 @@ def run_checks(path: Path | None, settings: list[str]) -> bool:
         ("packages", _packages),
         ("processors", _processors),
         ("CUDA", _cuda),
-        ("proxy", lambda: _proxy(config.transport.proxy)),
+        ("proxy", lambda: describe_proxy(config.transport.proxy)),
         ("data", lambda: _data(config.data.path)),
         ("cache", _cache),
         ("configuration", lambda: _configuration(config)),
@@ -64,7 +64,7 @@ def _processors() -> str:
     return f"{usable_cores()} usable of {os.cpu_count()}, {platform.machine()}"
 
 
-def _proxy(proxy: str | None) -> str:
+def describe_proxy(proxy: str | None) -> str:
     found = [name for name in _PROXY_VARIABLES if os.environ.get(name)]
     found += [name.upper() for name in _PROXY_VARIABLES if os.environ.get(name.upper())]
     ignored = f"{', '.join(dict.fromkeys(found))}: set, but not used between server and clients"
