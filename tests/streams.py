@@ -10,7 +10,7 @@ from typing import Any, Self
 from fedopt_flwr import RunConfig
 from fedopt_flwr.deployment.clients import ClientHost, HostedClient, states_in
 from fedopt_flwr.deployment.server import serve
-from fedopt_flwr.engines.stream import ClientTls, Roster, Server, ServerTls, StreamClient
+from fedopt_flwr.engines.stream import ClientTls, Roster, ServerAddress, ServerTls, StreamClient
 from fedopt_flwr.errors import FedoptError
 from fedopt_flwr.metrics import RoundRecord
 from fedopt_flwr.runs import Result, Silent
@@ -127,15 +127,17 @@ class ClientThread:
         host: ClientHost | None = None,
         tls: ClientTls | None = None,
         port: int | None = None,
+        address: str | None = None,
+        proxy: str | None = None,
     ) -> None:
         host = host or ClientHost(server.config, [client_id])
-        address = f"localhost:{port or server.port}"
+        address = address or f"localhost:{port or server.port}"
         keep_alive = server.config.transport.keep_alive_seconds
         self.said, self.error = Lines(), None
         self.stream = StreamClient(
             client_id,
             wrap(HostedClient(client_id, host, states_in(state))),
-            Server(address, tls, keep_alive),
+            ServerAddress(address, tls, keep_alive, proxy),
             self.said,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)

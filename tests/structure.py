@@ -51,7 +51,12 @@ def room_of(module: str) -> str:
 def circles() -> list[list[str]]:
     """Groups of modules that import each other, in any number of steps."""
     graph = grimp.build_graph("fedopt_flwr", cache_dir=None)
-    imports = {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
+    return groups_in_a_circle(
+        {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    )
+
+
+def groups_in_a_circle(imports: dict[str, set[str]]) -> list[list[str]]:
     reachable = {module: reach(imports, module) for module in imports}
     groups = {
         frozenset(other for other in reachable[module] if module in reachable[other])

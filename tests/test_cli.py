@@ -260,7 +260,7 @@ def test_a_simulation_that_is_stopped_says_how_to_go_on(
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     assert "Traceback" not in errors
-    assert "go on with --resume run" in errors
+    assert "continue with --resume run" in errors
 
 
 @pytest.mark.slow

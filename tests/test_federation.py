@@ -103,7 +103,7 @@ def test_a_frozen_client_is_noticed_and_one_at_work_is_not(processes: Processes)
     (folder / "slow_model.py").write_text(SLOW_MODEL.replace("time.sleep(0.1)", busy))
     server = start_server(processes, config, port)
     clients = [start_client(processes, config, port, i) for i in range(3)]
-    server.wait_for("3 of 3 clients here")
+    server.wait_for("3 of 3 clients connected")
     clients[2].process.send_signal(signal.SIGSTOP)
     stopped = time.monotonic()
     server.wait_for("client 2: left")
@@ -151,7 +151,7 @@ def test_sigterm_makes_a_client_leave_at_once_in_the_middle_of_training(
     told = time.monotonic()
     assert clients[0].ended() == 0
     assert time.monotonic() - told < 7
-    assert "told to stop; leaving" in clients[0].log
+    assert "stop requested; leaving" in clients[0].log
     server.wait_for("client 0: left")
     assert server.ended() == 0, server.log
     assert records(folder)[-1]["clients"] == [1, 2]
@@ -235,7 +235,7 @@ def processes_of(folder: Path) -> list[int]:
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_launch_leaves_no_process_behind(processes: Processes, ending: signal.Signals) -> None:
     run = launch(processes, "run", "fedavg", 2, "--set", "federation.num_rounds=100000")
-    run.wait_for("5 of 5 clients here")
+    run.wait_for("5 of 5 clients connected")
     assert len(processes_of(processes.folder)) == 3
     run.process.send_signal(ending)
     assert run.ended() != 0
@@ -253,7 +253,7 @@ def test_launch_ends_when_its_clients_cannot_start(processes: Processes) -> None
 
 def test_launch_ends_when_all_its_clients_are_killed(processes: Processes) -> None:
     run = launch(processes, "run", "fedavg", 2, "--set", "federation.num_rounds=100000")
-    run.wait_for("5 of 5 clients here")
+    run.wait_for("5 of 5 clients connected")
     for number in processes_of(processes.folder):
         if number != run.process.pid:
             os.kill(number, signal.SIGKILL)

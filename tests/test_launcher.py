@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +49,32 @@ def test_processes_take_the_gpus_in_turn(
     assert [e.get("CUDA_VISIBLE_DEVICES") for e in environments] == given
     assert {e["OMP_NUM_THREADS"] for e in environments} == {"2"}
     clients.__exit__(None, None, None)
+
+
+CHILD = """
+import sys, time
+from fedopt_flwr.deployment.leash import follow_parent
+follow_parent()
+print(repr(sys.stdin.read()), flush=True)
+time.sleep(60)
+"""
+PARENT = f"""
+import os, subprocess, sys, time
+from fedopt_flwr.deployment.leash import LEASHED
+command = [sys.executable, "-c", {CHILD!r}]
+child = subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | LEASHED)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_child_ends_with_its_parent_and_finds_no_input() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert parent.stdout.readline() == "''\n"
+    os.kill(child, 0)
+    parent.kill()
+    assert parent.stdout.read() == ""  # until the child, too, has closed it
+    parent.wait()
+    parent.stdout.close()

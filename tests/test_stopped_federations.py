@@ -57,7 +57,7 @@ def test_a_launch_goes_on_from_anywhere_with_its_own_code_and_states(processes: 
             "simulate",
             "were processes of their own that keep its state; continue with `fedopt launch",
         ),
-        ("launch", "'stateless/state' is not there, which holds the clients' states of a launch"),
+        ("launch", "'stateless/state' is missing, which holds the clients' states of a launch"),
     ):
         refused = processes.start(verb, verb, "--resume", "stateless")
         assert refused.ended() == 2, refused.log
@@ -122,7 +122,7 @@ def test_a_server_goes_on_with_the_transport_of_its_run_and_no_other_setting(
     assert f"--resume: federation.num_rounds is 7 in '{config}' and --set" in wrong.log
     address = ("--address", f"127.0.0.1:{port}", "--insecure")
     again = processes.start("again", "server", *address, "--resume", "run")
-    again.wait_for("of 3 clients here")
+    again.wait_for("of 3 clients connected")
     assert again.ended() == 0, again.log
     assert [client.ended() for client in clients] == [0, 0, 0]
 
@@ -135,11 +135,11 @@ def test_a_launch_that_is_stopped_says_how_to_go_on(
 ) -> None:
     many = ("--set", "federation.num_rounds=100000", "--set", "output.checkpoint_every=2")
     run = launch(processes, "run", "fedavg", 2, *many)
-    run.wait_for("5 of 5 clients here")
+    run.wait_for("5 of 5 clients connected")
     wait_until(lambda: has_checkpoint(processes.folder / "run"), lambda: f"checkpoint: {run.log}")
     run.process.send_signal(ending)
     assert run.ended() == code
-    assert "go on with --resume run" in run.log
+    assert "continue with --resume run" in run.log
     assert "Traceback" not in run.log
 
 

@@ -22,7 +22,7 @@ from streams import ClientThread, Lines, ServerThread, make_config
 from fedopt_flwr import ConfigError, simulate
 from fedopt_flwr.deployment import certificates
 from fedopt_flwr.deployment.certificates import create_authority, create_client
-from fedopt_flwr.engines.stream import ClientTls, Server, ServerTls, StreamClient
+from fedopt_flwr.engines.stream import ClientTls, ServerAddress, ServerTls, StreamClient
 from fedopt_flwr.engines.stream.tls import HandshakeLog
 
 
@@ -133,7 +133,7 @@ def bare_server(credentials: grpc.ServerCredentials | None) -> tuple[grpc.Server
 
 
 def reason_to_give_up(address: str, tls: ClientTls | None) -> str:
-    stream = StreamClient(0, None, Server(address, tls, 5), Lines())  # type: ignore[arg-type]
+    stream = StreamClient(0, None, ServerAddress(address, tls, 5), Lines())  # type: ignore[arg-type]
     with pytest.raises(ConfigError) as caught:
         stream.run()
     return str(caught.value)
@@ -233,9 +233,9 @@ def test_certificate_files_are_private_complete_and_never_written_over(authority
     assert names.get_values_for_type(x509.DNSName) == ["localhost"]
     assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
     before = (authority / "ca.key").read_bytes()
-    with pytest.raises(ConfigError, match="is there already and is not written over"):
+    with pytest.raises(ConfigError, match="exists already and is not written over"):
         create_authority(authority, ["localhost"], days=1)
-    with pytest.raises(ConfigError, match="is there already and is not written over"):
+    with pytest.raises(ConfigError, match="exists already and is not written over"):
         create_client(authority, "0", days=1)
     assert (authority / "ca.key").read_bytes() == before
 

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import sys
-import warnings
-from typing import Any
 
-from ..errors import FedoptError, FedoptWarning
+from rich.markup import escape
+
+from ..errors import FedoptError
 from .commands import app
-from .show import errors_console, mute
+from .console import (
+    LOG,
+    errors_console,
+    keep_tracebacks_off_the_console,
+    spell_what_cannot_be_shown,
+    warnings_as_lines,
+)
+from .show import mute
 
 
 def main() -> None:
-    """Run the command: code 2 for bad input, 1 for a failed run, a traceback for neither."""
-    warnings.showwarning = _show_warning
-    warnings.simplefilter("ignore", DeprecationWarning)  # of other packages' imports
+    """Run the command: code 2 for bad input, 1 for a failed run, a traceback only for --debug."""
+    spell_what_cannot_be_shown()
+    keep_tracebacks_off_the_console()
     try:
-        app()
+        with warnings_as_lines():
+            app()
     except BrokenPipeError:
         mute()
         sys.exit(1)
     except (FedoptError, OSError) as error:
+        LOG.debug("the command failed", exc_info=error)
         for line in str(error).splitlines():
-            errors_console().print(f"[bold red]error:[/] {_escaped(line)}", soft_wrap=True)
+            errors_console().print(f"[bold red]error:[/] {escape(line)}", soft_wrap=True)
         sys.exit(getattr(error, "exit_code", 1))
-
-
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    if issubclass(category, FedoptWarning):
-        errors_console().print(f"[yellow]warning:[/] {_escaped(str(message))}", soft_wrap=True)
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

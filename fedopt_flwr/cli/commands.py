@@ -13,6 +13,7 @@ from ..algorithms import ALGORITHMS
 from ..config import MAX_SEED, RunConfig
 from ..errors import ConfigError, unknown_name
 from . import federation
+from .console import Debug
 from .options import AlgorithmName, ConfigFile, Settings, read_config, with_directory
 
 app = typer.Typer(
@@ -51,8 +52,9 @@ def simulate(
     cpus_per_client: Annotated[float, typer.Option(min=0, help="Only with --engine ray.")] = 1,
     gpus_per_client: Annotated[float, typer.Option(min=0, help="Only with --engine ray.")] = 0,
     resume: Annotated[
-        Path | None, typer.Option(metavar="DIRECTORY", help="Go on from this run's checkpoint.")
+        Path | None, typer.Option(metavar="DIRECTORY", help="Continue from this run's checkpoint.")
     ] = None,
+    debug: Debug = False,
 ) -> None:
     """Train on this machine, in this process or with Ray."""
     if engine is Engine.RAY:
@@ -109,6 +111,7 @@ def compare(
     seeds: Annotated[
         str, typer.Option(help="Run with each of these seeds, with commas; means are shown.")
     ] = "",
+    debug: Debug = False,
 ) -> None:
     """Run several rules on one configuration, one after another: a table and curves.
 
@@ -167,6 +170,7 @@ def verify(
             help="Makes a Flower strategy; NAME then is the module:attribute that makes a client.",
         ),
     ] = None,
+    debug: Debug = False,
 ) -> None:
     """Check rules, or any Flower strategy with its client, against problems with known answers.
 
@@ -184,6 +188,7 @@ def partition(
     config: ConfigFile = None,
     settings: Settings = None,
     plot: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("partition.png"),
+    debug: Debug = False,
 ) -> None:
     """Print and draw how many examples of each class each client holds."""
     run_config = read_config(config, None, settings)
@@ -205,7 +210,7 @@ def partition(
 
 
 @app.command()
-def doctor(config: ConfigFile = None, settings: Settings = None) -> None:
+def doctor(config: ConfigFile = None, settings: Settings = None, debug: Debug = False) -> None:
     """Say what this machine has, which data is there, and whether a configuration would run."""
     from .diagnosis import run_checks
 

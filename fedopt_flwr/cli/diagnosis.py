@@ -1,4 +1,4 @@
-"""`fedopt doctor`: what is here, and what would go wrong."""
+"""`fedopt doctor`: what this machine has, and what would go wrong."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from rich.console import Console
 from ..config import RunConfig
 from ..data.files import cache_root, configured_root
 from ..errors import FedoptError
+from .console import LOG
+from .options import usable_cores
 
 _PACKAGES = ("fedopt-flwr", "flwr", "torch", "torchvision", "flwr-datasets", "grpcio")
+_PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
 _DATA_FILES = {
     "mnist": "MNIST/raw/train-images-idx3-ubyte*",
     "fashion_mnist": "FashionMNIST/raw/train-images-idx3-ubyte*",
@@ -32,6 +35,7 @@ def run_checks(path: Path | None, settings: list[str]) -> bool:
         ("packages", _packages),
         ("processors", _processors),
         ("CUDA", _cuda),
+        ("proxy", lambda: describe_proxy(config.transport.proxy)),
         ("data", lambda: _data(config.data.path)),
         ("cache", _cache),
         ("configuration", lambda: _configuration(config)),
@@ -45,6 +49,7 @@ def run_checks(path: Path | None, settings: list[str]) -> bool:
             console.print(found, markup=False, soft_wrap=True)
         except FedoptError as error:
             passed = False
+            LOG.debug("%s", name, exc_info=error)
             console.print(f"[red]problem[/]  {name}: ", end="")
             console.print(str(error), markup=False, soft_wrap=True)
     return passed
@@ -56,7 +61,19 @@ def _packages() -> str:
 
 
 def _processors() -> str:
-    return f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}, {platform.machine()}"
+    return f"{usable_cores()} usable of {os.cpu_count()}, {platform.machine()}"
+
+
+def describe_proxy(proxy: str | None) -> str:
+    found = [name for name in _PROXY_VARIABLES if os.environ.get(name)]
+    found += [name.upper() for name in _PROXY_VARIABLES if os.environ.get(name.upper())]
+    ignored = f"{', '.join(dict.fromkeys(found))}: set, but not used between server and clients"
+    if proxy is not None:
+        used = f"`fedopt client` uses {proxy} (transport.proxy) to a server on another machine"
+        return f"{used}; {ignored}" if found else used
+    if found:
+        return f"{ignored}; to use a proxy set transport.proxy"
+    return "none; `fedopt client` connects directly"
 
 
 def _cuda() -> str:

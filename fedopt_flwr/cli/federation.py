@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,10 +11,22 @@ import typer
 
 from ..errors import ConfigError, FedoptWarning
 from ..settings import as_setting
-from .options import AlgorithmName, ConfigFile, Settings, read_config, with_directory
+from .addresses import require_address, with_port
+from .console import Debug
+from .options import (
+    AlgorithmName,
+    ConfigFile,
+    Settings,
+    read_config,
+    require_state_directory,
+    usable_cores,
+    with_directory,
+)
 from .show import mute
 
 if TYPE_CHECKING:
+    from ..checkpoints import Checkpoint
+    from ..config import RunConfig
     from ..engines.stream import ClientTls, ServerTls
 
 certs = typer.Typer(help="Make certificates for a federation.", no_args_is_help=True)
@@ -28,7 +39,7 @@ Key = Annotated[Path | None, typer.Option(help="The key of --certificate.")]
 Days = Annotated[int, typer.Option(min=1, help="For how long certificates are valid.")]
 Directory = Annotated[Path, typer.Option(help="Where ca.pem and ca.key lie.")]
 Resume = Annotated[
-    Path | None, typer.Option(metavar="DIRECTORY", help="Go on from this run's checkpoint.")
+    Path | None, typer.Option(metavar="DIRECTORY", help="Continue from this run's checkpoint.")
 ]
 
 
@@ -44,8 +55,10 @@ def server(
     ] = None,
     insecure: Insecure = False,
     resume: Resume = None,
+    debug: Debug = False,
 ) -> None:
     """Wait for the clients, run the federation over gRPC, write the results."""
+    require_address("--address", address, lowest_port=0)
     if resume is not None and algorithm:
         raise ConfigError("--resume: takes the rule from its directory; leave out --algorithm")
     if resume is None:
@@ -54,7 +67,6 @@ def server(
         from ..resuming import read_run
 
         run_config, checkpoint = read_run(resume, config, settings or [])
-    _require_address("--address", address)
     if not insecure:
         os.environ["GRPC_VERBOSITY"] = "info"  # HandshakeLog lives on it; before flwr is imported
     tls = _server_tls(certificate, key, client_ca, insecure)
@@ -71,7 +83,7 @@ def server(
             listener=display,
             roster=display.roster,
             checkpoint=checkpoint,
-            on_listening=lambda port: display.say(f"listening at {_with_port(address, port)}"),
+            on_listening=lambda port: display.say(f"listening at {with_port(address, port)}"),
         )
     display.finish(result, run_config.output.directory)
 
@@ -93,21 +105,23 @@ def client(
     certificate: Certificate = None,
     key: Key = None,
     insecure: Insecure = False,
+    debug: Debug = False,
 ) -> None:
     """Train on this machine's data for a server; CONFIG says which data, device and own code."""
+    require_address("--server", server, lowest_port=1)
     run_config = read_config(config, None, settings)
     ids = _ids(client_id, client_ids)
     tls = _client_tls(ca, certificate, key, insecure)
-    _require_address("--server", server)
-    _require_state_directory(state_dir)
+    require_state_directory(state_dir)
     from ..deployment.clients import serve_clients
     from ..deployment.leash import follow_parent
-    from ..engines.stream import Server
+    from ..engines.stream import ServerAddress
 
     follow_parent()
     if tls is not None:
         tls.credentials()  # so that wrong files are an error now, not at the first connection
-    where = Server(server, tls, run_config.transport.keep_alive_seconds)
+    transport = run_config.transport
+    where = ServerAddress(server, tls, transport.keep_alive_seconds, transport.proxy)
     errors = serve_clients(run_config, ids, state_dir, where, _say)
     if errors:
         raise errors[0]
@@ -122,13 +136,17 @@ def launch(
     algorithm: AlgorithmName = None,
     settings: Settings = None,
     resume: Resume = None,
+    debug: Debug = False,
 ) -> None:
     """Start a server and client processes on this machine, and end them all."""
-    given = list(settings or [])
-    if clients is not None:
-        given.append(f"federation.num_clients={clients}")
-    if resume is not None:
-        if config or given or algorithm:
+    changed = [*(settings or [])]
+    changed += [] if clients is None else [f"federation.num_clients={clients}"]
+    if resume is None:
+        run_config = with_directory(read_config(config, algorithm, changed))
+        checkpoint = None
+        changed += [f"algorithm.name={algorithm}"] if algorithm else []
+    else:
+        if config or changed or algorithm:
             raise ConfigError(
                 "--resume: takes the configuration from its directory; give no other beside it"
             )
@@ -136,26 +154,38 @@ def launch(
 
         run_config, checkpoint = read_run(resume)
         config = (resume / "config.toml").absolute()
-        given = [as_setting("output.directory", str(resume))]
-    else:
-        run_config, checkpoint = with_directory(read_config(config, algorithm, given)), None
-    folder = run_config.output.directory
+        changed = [as_setting("output.directory", str(resume))]
     total = run_config.federation.num_clients
-    count = min(total, processes or max(4, len(os.sched_getaffinity(0))))
-    given += [f"algorithm.name={algorithm}"] if algorithm else []
-    arguments = [str(config)] if config else []
-    arguments += [word for setting in given for word in ("--set", setting)]
+    _launch(
+        run_config,
+        checkpoint,
+        client_arguments=[
+            *([str(config)] if config else []),
+            *(word for setting in changed for word in ("--set", setting)),
+        ],
+        num_processes=min(total, processes or max(4, usable_cores())),
+    )
+
+
+def _launch(
+    config: RunConfig,
+    checkpoint: Checkpoint | None,
+    *,
+    client_arguments: list[str],
+    num_processes: int,
+) -> None:
     from ..deployment.launcher import launch as launch_run
     from ..engines.stream import Roster
     from .federation_show import FederationDisplay
 
-    with FederationDisplay(directory=run_config.output.directory) as display:
+    folder, total = config.output.directory, config.federation.num_clients
+    with FederationDisplay(directory=folder) as display:
         display.watch(Roster(display.say), total)
-        display.say(f"{total} clients in {count} processes; logs in {folder}/logs")
+        display.say(f"{total} clients in {num_processes} processes; logs in {folder}/logs")
         result = launch_run(
-            run_config,
-            arguments,
-            num_processes=count,
+            config,
+            client_arguments,
+            num_processes=num_processes,
             folder=folder or Path("runs"),
             listener=display,
             roster=display.roster,
@@ -262,23 +292,3 @@ def _say(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:  # the clients stay
         mute()
-
-
-def _require_state_directory(path: Path) -> None:
-    nearest = next((p for p in (path, *path.absolute().parents) if p.exists()), path)
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        what = "is no folder" if not nearest.is_dir() else "cannot be written to"
-        raise ConfigError(
-            f"--state-dir: got {str(path)!r}; {str(nearest)!r} {what}; name a folder on a disk "
-            "that stays"
-        )
-
-
-def _require_address(option: str, address: str) -> None:
-    host, colon, port = address.rpartition(":")
-    if not host or not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-        raise ConfigError(f"{option}: got {address!r}; must be HOST:PORT")
-
-
-def _with_port(address: str, port: int) -> str:
-    return f"{address.rpartition(':')[0]}:{port}"

@@ -1,4 +1,4 @@
-"""What a person sees of a federation of processes: who is there, what each does, how it goes."""
+"""What a person sees of a federation of processes: who is connected and what each one does."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FederationDisplay(RunDisplay):
 
     def _presence(self) -> str:
         here = [i for i, client in self.roster.clients().items() if client.num_examples is not None]
-        text = f"{len(here)} of {self._num_clients} clients here"
+        text = f"{len(here)} of {self._num_clients} clients connected"
         missing = [i for i in range(self._num_clients) if i not in here]
         if 0 < len(missing) <= _NAMED and all(isinstance(i, int) for i in here):
             text += f", missing {', '.join(map(str, missing))}"

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..config import RunConfig
+from ..errors import ConfigError
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use, as far as the system says."""
+    if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
 
 ConfigFile = Annotated[Path | None, typer.Argument(help="TOML file; all defaults without it.")]
 Settings = Annotated[
@@ -39,3 +49,13 @@ def new_folder(name: str) -> Path:
     from datetime import datetime
 
     return Path(f"runs/{datetime.now():%Y%m%d-%H%M%S-%f}-{name}")
+
+
+def require_state_directory(path: Path) -> None:
+    nearest = next((p for p in (path, *path.absolute().parents) if p.exists()), path)
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        what = "is no folder" if not nearest.is_dir() else "cannot be written to"
+        raise ConfigError(
+            f"--state-dir: got {str(path)!r}; {str(nearest)!r} {what}; name a folder on a disk "
+            "that stays"
+        )

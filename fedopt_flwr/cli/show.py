@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -15,6 +16,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from rich.console import Console
 
 from ..errors import RunError, Terminated
+from .console import (
+    RunLog,
+    errors_console,
+    logging_to,
+    spell_what_cannot_be_shown,
+    warnings_as_lines,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,13 +42,8 @@ _MISSED = {  # by phase
 _LINES = 10  # plain lines a run, about
 
 
-def errors_console() -> Console:
-    """Return a console on standard error."""
-    return Console(stderr=True, highlight=False)
-
-
 def mute() -> None:
-    """Let standard output go nowhere: nobody reads on, as after `| head`."""
+    """Let standard output go nowhere, when its reader is gone, as after `| head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -56,9 +59,17 @@ class RunDisplay:
         self._last_round: int | None = None
         self._directory = directory
         self._started = time.monotonic()
-        self._on_sigterm: Any = None  # the handler that was there before
+        self._on_sigterm: Any = None  # the handler before
+        self._meanwhile = contextlib.ExitStack()
+        self._log: RunLog | None = None  # of a run in a directory
 
     def __enter__(self) -> Self:
+        spell_what_cannot_be_shown()
+        self._meanwhile.enter_context(warnings_as_lines())
+        if self._directory is not None:
+            self._log = RunLog(self._directory)
+            self._log.addFilter(lambda record: self._num_rounds > 0)  # the directory is the run's
+            self._meanwhile.enter_context(logging_to(self._log))
         # Flower's local simulation runs a ServerApp in a thread, which may set no handler
         if threading.current_thread() is threading.main_thread():
             self._on_sigterm = signal.signal(signal.SIGTERM, _terminate)
@@ -71,10 +82,14 @@ class RunDisplay:
         trace: TracebackType | None,
     ) -> None:
         self._stop()
+        if self._log is not None and isinstance(error, Exception):  # `main` shows it
+            text = {"msg": "the run failed", "exc_info": (kind, error, trace)}
+            self._log.handle(logging.makeLogRecord(text))
+        self._meanwhile.close()
         if self._on_sigterm is not None:
             signal.signal(signal.SIGTERM, self._on_sigterm)
         if isinstance(error, KeyboardInterrupt):
-            errors_console().print(f"stopped {self._how_to_go_on()}", markup=False, soft_wrap=True)
+            errors_console().print(f"stopped {self._how_to_resume()}", markup=False, soft_wrap=True)
             if isinstance(error, Terminated):
                 sys.exit(128 + signal.SIGTERM)  # else 130, which the library of the command sets
 
@@ -82,16 +97,16 @@ class RunDisplay:
         if self._progress is not None:
             self._progress.stop()
 
-    def _how_to_go_on(self) -> str:
+    def _how_to_resume(self) -> str:
         from ..checkpoints import has_checkpoint
 
         when = f"after round {self._last_round}" if self._last_round else "before a round was over"
         if self._directory is not None and has_checkpoint(self._directory):
-            return f"{when}; go on with --resume {self._directory}"
-        return f"{when}; without a checkpoint (output.checkpoint_every) the run cannot go on"
+            return f"{when}; continue with --resume {self._directory}"
+        return f"{when}; without a checkpoint (output.checkpoint_every) it cannot be resumed"
 
     def _print(self, text: str, style: str | None = None) -> None:
-        with contextlib.suppress(SystemExit):  # nobody reads on, as after `| head`: train on
+        with contextlib.suppress(SystemExit):  # its reader is gone, as after `| head`: train on
             self._console.print(text, style=style, markup=False, soft_wrap=True)
 
     def on_start(self, rule: Algorithm, plan: Plan, experiment: Experiment) -> None:
@@ -99,7 +114,7 @@ class RunDisplay:
         self._num_rounds, self._started = plan.num_rounds, time.monotonic()
         if self._label is None:
             self._print_setting(plan, experiment)
-        self._print_rule(rule, plan)
+        self._print_rule(rule, plan, experiment.rule)
         if not self._console.is_terminal:
             return
         from rich.progress import (
@@ -149,10 +164,9 @@ class RunDisplay:
         if config.federation.buffers == "local" and model.has_buffers:
             self._print("buffers stay local: evaluation uses the batch's statistics")
 
-    def _print_rule(self, rule: Algorithm, plan: Plan) -> None:
+    def _print_rule(self, rule: Algorithm, plan: Plan, given: Algorithm) -> None:
         mark = " (experimental)" if rule.experimental else ""
-        text = f"{rule.name}{mark}: {hyperparameter_text(rule, plan)}"
-        self._print(text)
+        self._print(f"{rule.name}{mark}: {hyperparameter_text(rule, plan, given)}")
 
     def on_round(self, record: RoundRecord) -> None:
         """Move the bar, or print a line now and then; errors of clients always."""
@@ -205,8 +219,11 @@ def _chosen(section: BaseModel, *names: str) -> list[str]:
     return [f"{name} = {values[name]}" for name in names if name in values]
 
 
-def hyperparameter_text(rule: Algorithm, plan: Plan) -> str:
-    """Return the resolved hyperparameters with their symbols, and the absolute server rate γ."""
+def hyperparameter_text(rule: Algorithm, plan: Plan, given: Algorithm | None = None) -> str:
+    """Return the resolved hyperparameters with their symbols, and the absolute server rate γ.
+
+    `given` is the rule as it was before its open step sizes were resolved.
+    """
     values: dict[str, Any] = rule.model_dump()
     parts = []
     for name, info in type(rule).model_fields.items():
@@ -214,11 +231,28 @@ def hyperparameter_text(rule: Algorithm, plan: Plan) -> str:
         if value is None:
             continue  # not chosen, or chosen in every round
         text = f"{value:.4g}" if isinstance(value, float) else str(value)
-        parts.append(f"{info.title or name} = {text}")
+        note = _no_momentum(rule, plan, given) if name == "momentum" else ""
+        parts.append(f"{info.title or name} = {text}{note}")
     eta, eta_g = values.get("client_learning_rate"), values.get("server_learning_rate")
     if eta and eta_g and "first_decay" not in values:  # there η_g is the server optimiser's step
         parts.append(f"γ = η_g·η·K = {eta_g * eta * plan.mean_local_steps:.4g}")
     return ", ".join(parts)
+
+
+def _no_momentum(rule: Algorithm, plan: Plan, given: Algorithm | None) -> str:
+    """Say that β = 1 means no momentum in these rules, and why they chose it."""
+    from ..algorithms.padamfed import PAdaMFed
+    from ..algorithms.padamfed_vr import PAdaMFedVR
+
+    if not isinstance(rule, PAdaMFed) or rule.momentum != 1:
+        return ""
+    if not isinstance(given, PAdaMFed) or given.momentum is not None:
+        return " (no momentum)"
+    samples = plan.clients_per_round * plan.mean_local_steps
+    horizon = f"T <= S·K: {plan.num_rounds}"
+    if isinstance(rule, PAdaMFedVR):
+        horizon = f"T² <= S·K: {plan.num_rounds**2}"
+    return f" (no momentum, as {horizon} <= {samples:g})"
 
 
 def print_label_counts(counts: np.ndarray) -> None:

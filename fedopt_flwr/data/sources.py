@@ -211,8 +211,10 @@ def _read_npz(path: Path) -> dict[str, Any]:
             f"data.path: {str(path)!r} holds {sorted(arrays)} with lengths {lengths}; must hold "
             "'x' and 'y', and may hold 'client', all of one length"
         )
-    for name, problem in _npz_problems(named):
-        raise DataError(f"data.path: {name!r} of {str(path)!r} {problem}")
+    problem = next(_npz_problems(named), None)
+    if problem is not None:
+        name, text = problem
+        raise DataError(f"data.path: {name!r} of {str(path)!r} {text}")
     return named
 
 

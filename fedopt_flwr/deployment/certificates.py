@@ -147,7 +147,7 @@ def _require_absent(paths: Sequence[Path]) -> None:
     for path in paths:
         if path.exists():
             raise ConfigError(
-                f"{str(path)!r} is there already and is not written over; name another folder or "
+                f"{str(path)!r} exists already and is not written over; name another folder or "
                 "remove it"
             )
 

@@ -19,7 +19,7 @@ from ..config import RunConfig
 from ..data import ClientData, load_client_data
 from ..devices import pick_device
 from ..engines.common import keep_freed_memory
-from ..engines.stream import Server, StreamClient
+from ..engines.stream import ServerAddress, StreamClient
 from ..errors import FedoptError, MessageError
 from ..flower import ClientStates, DiskStates, FederatedClient, ModelPool
 from ..flower.messages import Instruction, Scalar
@@ -144,7 +144,7 @@ def serve_clients(
     config: RunConfig,
     client_ids: Sequence[ClientId],
     state: Path,
-    server: Server,
+    server: ServerAddress,
     say: Callable[[str], None],
 ) -> list[FedoptError]:
     """Run one stream for each client until the server sends all home; return what ended others.
@@ -181,7 +181,7 @@ def _leave(
     threads: Sequence[threading.Thread],
     say: Callable[[str], None],
 ) -> NoReturn:
-    say("told to stop; leaving")
+    say("stop requested; leaving")
     for stream in streams:
         stream.stop()
     for thread in threads:

@@ -22,7 +22,7 @@ from ..metrics import RoundRecord
 from ..outputs import ROUNDS
 from ..runs import Listener, Result
 from .clients import states_in
-from .leash import Leash
+from .leash import LEASHED
 from .server import serve
 
 _HOST = "127.0.0.1"
@@ -84,7 +84,6 @@ class ClientProcesses:
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._readers: list[threading.Thread] = []
         self._earlier: dict[str, int] = {}  # characters of a log before this launch
-        self._leash = Leash()
 
     def __enter__(self) -> Self:
         return self
@@ -102,14 +101,15 @@ class ClientProcesses:
         ):
             process = subprocess.Popen(
                 self._command(ids, port),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # the leash: it closes when this process ends
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
-                env=os.environ | self._leash.environment | self._environment(number),
-                pass_fds=self._leash.pass_fds,
+                encoding="utf-8",
+                errors="replace",
+                env=os.environ | LEASHED | self._environment(number),
                 cwd=self._code if self._code is not None and self._code.is_dir() else None,
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends the rest
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # Windows' own
             )
             self._processes[ids] = process
             log = self._logs / f"clients-{ids}.log"
@@ -121,6 +121,7 @@ class ClientProcesses:
     def _command(self, ids: str, port: int) -> list[str]:
         address, state = f"{_HOST}:{port}", str(self._folder.absolute() / "state")
         own = ["--server", address, "--client-ids", ids, "--state-dir", state, "--insecure"]
+        own.append("--debug")  # into the log, whole tracebacks; the console shows none of it
         return [sys.executable, "-m", "fedopt_flwr", "client", *self._arguments, *own]
 
     def _environment(self, number: int) -> dict[str, str]:
@@ -128,6 +129,7 @@ class ClientProcesses:
 
         threads = str(self._config.training.threads)
         own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+        own["PYTHONIOENCODING"] = "utf-8"  # as the log is, whatever this console can show
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
         if self._code is not None and (data := os.environ.get("FEDOPT_DATA")):
@@ -143,7 +145,7 @@ class ClientProcesses:
                 raise self._obituary(ids, process)
 
     def require_any_alive(self) -> None:
-        """Raise RunError if no process is left: nobody would ever answer."""
+        """Raise RunError if no process is left that could answer."""
         if all(process.poll() is not None for process in self._processes.values()):
             raise self._obituary(*next(iter(self._processes.items())))
 
@@ -156,7 +158,7 @@ class ClientProcesses:
         if process.returncode == ConfigError.exit_code and errors:
             return ConfigError([f"clients {ids}: {error}" for error in errors])
         text = f"the process of clients {ids} ended with code {process.returncode}; its log {log}"
-        return RunError("\n".join([f"{text} ends:", *lines[-_TAIL_LINES:]]))
+        return RunError("\n".join([f"{text} ends:", *(errors or lines[-_TAIL_LINES:])]))
 
     def __exit__(
         self,
@@ -175,7 +177,9 @@ class ClientProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._leash.release()
+        for process in self._processes.values():
+            if process.stdin is not None:
+                process.stdin.close()
         for reader in self._readers:
             reader.join(1)
         ended_early = isinstance(error, (ConfigError, KeyboardInterrupt))
@@ -211,13 +215,14 @@ def _shares(num_clients: int, num_processes: int) -> list[str]:
 
 
 def _require_states(checkpoint: Checkpoint, directory: Path) -> None:
-    """Raise ConfigError if a client's state that the checkpoint counts on is not there."""
+    """Raise ConfigError if a client's state that the checkpoint counts on is missing."""
     if not checkpoint.clients_keep_state:
         return
     if not directory.is_dir():
         raise ConfigError(
-            f"--resume: {str(directory)!r} is not there, which holds the clients' states of a "
-            "launch; put it back, or go on with `fedopt server --resume` and clients that have them"
+            f"--resume: {str(directory)!r} is missing, which holds the clients' states of a "
+            "launch; put it back, or continue with `fedopt server --resume` and clients that have "
+            "them"
         )
     states = states_in(directory)(checkpoint.server.run)
     for client_id, version in checkpoint.server.versions.items():
@@ -230,7 +235,7 @@ def _require_states(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _read(log: Path) -> str:
-    return log.read_text(encoding="utf-8") if log.exists() else ""
+    return log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
 
 
 def _copy(stream: IO[str], log: Path, ids: str) -> None:

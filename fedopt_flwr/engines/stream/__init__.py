@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .client import Server, StreamClient
+from .client import ServerAddress, StreamClient
 from .roster import Presence, Roster
 from .server import run_on_streams
 from .tls import ClientTls, ServerTls
@@ -11,7 +11,7 @@ __all__ = [
     "ClientTls",
     "Presence",
     "Roster",
-    "Server",
+    "ServerAddress",
     "ServerTls",
     "StreamClient",
     "run_on_streams",

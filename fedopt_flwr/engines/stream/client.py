@@ -2,14 +2,16 @@
 
 Flower's `start_client` ends at the first exception, timed-out round or lost connection. This loop
 answers an exception with its text and comes back after everything else, except what no waiting can
-mend: a refused id or certificate.
+fix: a refused id or certificate.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import random
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -36,26 +38,49 @@ from ...errors import ConfigError, FedoptError, RunError
 from ...flower.messages import ROUND, to_arrays
 from ...seeding import derive
 from ..common import Answering
-from .protocol import CLAIM_KEY, LARGEST_MESSAGE, RUN_IS_OVER, Claim, channel_options
+from .protocol import (
+    CLAIM_KEY,
+    LARGEST_MESSAGE,
+    LONGEST_PAUSE_SECONDS,
+    RUN_IS_OVER,
+    Claim,
+    channel_options,
+    proxy_for,
+    proxy_options,
+)
 from .tls import ClientTls, explain
 
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 10.0
+_FIRST_PAUSE_SECONDS = 0.5
+_TOLERATED_PING_SECONDS = 330.0  # gRPC's servers allow one in 300 s, unless told otherwise
 _FINAL = {  # refusals that stay the same however often one asks
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.OUT_OF_RANGE,
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 }
+_LOG = logging.getLogger(__name__)
 _OK = Status(Code.OK, "")
 
 
 @dataclass(frozen=True)
-class Server:
-    """Where the server is and how to speak to it; `tls` None is plain text."""
+class ServerAddress:
+    """Where the server is and how to speak to it; `tls` None is plain text.
+
+    `proxy` is http://host:port, and counts only for an address outside this machine.
+    """
 
     address: str
     tls: ClientTls | None
     keep_alive_seconds: float
+    proxy: str | None = None
+
+    @property
+    def proxy_in_use(self) -> str | None:
+        return proxy_for(self.address, self.proxy)
+
+    def __str__(self) -> str:
+        proxy = self.proxy_in_use
+        return self.address if proxy is None else f"{self.address} through the proxy {proxy}"
 
 
 class StreamClient:
@@ -65,7 +90,7 @@ class StreamClient:
         self,
         client_id: ClientId,
         client: Answering,
-        server: Server,
+        server: ServerAddress,
         say: Callable[[str], None],
     ) -> None:
         self._client_id, self._client, self._server = client_id, client, server
@@ -74,6 +99,8 @@ class StreamClient:
         self._call: grpc.Call | None = None
         self._was_connected = False
         self._own_error: FedoptError | None = None
+        self._ping_seconds = server.keep_alive_seconds / 2
+        self._claim = Claim(client_id, uuid.uuid4().hex)
 
     def stop(self) -> None:
         """Leave at once; a training that is under way ends unheard."""
@@ -82,7 +109,7 @@ class StreamClient:
             self._call.cancel()
 
     def run(self) -> None:
-        """Serve; FedoptError says why going on is of no use."""
+        """Serve; FedoptError says why another attempt is of no use."""
         jitter = random.Random(derive(0, "reconnect", self._client_id))
         pause = _FIRST_PAUSE_SECONDS
         while not self._stopped.is_set():
@@ -96,6 +123,7 @@ class StreamClient:
                     self._say(error.details())
                     return
                 reason = self._reason(error)
+                self._ping_less(error)
             if self._own_error is not None:
                 raise self._own_error
             if self._was_connected:
@@ -104,19 +132,13 @@ class StreamClient:
             if not self._stopped.is_set():
                 self._say(f"{reason}; next attempt in {seconds:.1f} s")
             self._stopped.wait(seconds)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _serve_once(self) -> bool:
         """Open one stream and answer until it ends; return whether the server said goodbye."""
-        options = channel_options(self._server.keep_alive_seconds, LARGEST_MESSAGE)
-        address, tls = self._server.address, self._server.tls
-        channel = (
-            grpc.insecure_channel(address, options)
-            if tls is None
-            else grpc.secure_channel(address, tls.credentials(), options)
-        )
+        channel = self._open_channel()
         answers: queue.SimpleQueue[ClientMessage | None] = queue.SimpleQueue()
-        metadata = ((CLAIM_KEY, Claim(self._client_id).to_bytes()),)
+        metadata = ((CLAIM_KEY, self._claim.to_bytes()),)
         with channel:
             try:
                 call = FlowerServiceStub(channel).Join(iter(answers.get, None), metadata=metadata)
@@ -128,13 +150,21 @@ class StreamClient:
                 self._call = None
                 answers.put(None)  # ends gRPC's thread that waits for the next answer
 
+    def _open_channel(self) -> grpc.Channel:
+        server = self._server
+        options = channel_options(server.keep_alive_seconds, LARGEST_MESSAGE, self._ping_seconds)
+        options += proxy_options(server.proxy_in_use)
+        if server.tls is None:
+            return grpc.insecure_channel(server.address, options)
+        return grpc.secure_channel(server.address, server.tls.credentials(), options)
+
     def _answer_all(
         self, call: Iterator[ServerMessage], answers: queue.SimpleQueue[ClientMessage | None]
     ) -> bool:
         for message in call:
             if not self._was_connected:
                 self._was_connected = True
-                self._say(f"connected to {self._server.address}")
+                self._say(f"connected to {self._server}")
             answers.put(self._answer(message))
             if message.WhichOneof("msg") == "reconnect_ins":
                 for _ in call:  # until the answer has arrived and the server ends the stream
@@ -156,6 +186,7 @@ class StreamClient:
             config = get_properties_ins_from_proto(message.get_properties_ins).config
             return GetPropertiesRes(_OK, self._client.get_properties(config))
         except Exception as error:
+            _LOG.debug("client %s: its introduction failed", self._client_id, exc_info=True)
             text = f"{type(error).__name__}: {error}"
             self._own_error = error if isinstance(error, FedoptError) else RunError(text)
             return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, text), {})
@@ -166,6 +197,7 @@ class StreamClient:
             arrays, count, report = self._client.fit(to_arrays(ins.parameters), ins.config)
             result = FitRes(_OK, ndarrays_to_parameters(arrays), count, report)
         except Exception as error:
+            _LOG.debug("client %s: its training failed", self._client_id, exc_info=True)
             status = Status(Code.FIT_NOT_IMPLEMENTED, f"{type(error).__name__}: {error}")
             return FitRes(status, Parameters([], ""), 0, {})
         outcome = f"failed: {report['error']!s}" if "error" in report else f"{count} examples"
@@ -175,12 +207,30 @@ class StreamClient:
     def _reason(self, error: grpc.RpcError) -> str:
         """Say why a stream was lost; raise where coming back is of no use."""
         code, details = error.code(), error.details() or ""
-        who = f"client {self._client_id}: the server at {self._server.address}"
+        who = f"client {self._client_id}: the server at {self._server}"
         if code in _FINAL:
             raise ConfigError(f"{who} refuses it: {details}")
         if code == grpc.StatusCode.UNAVAILABLE and not self._was_connected:
-            problem = explain(self._server.address, self._server.tls)
+            problem = explain(self._server.address, self._server.tls, self._server.proxy_in_use)
             if problem is not None:
                 raise ConfigError(f"{who} cannot be used: {problem}")
         cause = details.partition("\n")[0].rpartition("last error: ")[2]
-        return f"{code.name.lower().replace('_', ' ')}: {cause}"
+        proxy = self._server.proxy_in_use
+        way = f" (through the proxy {proxy})" if proxy and not self._was_connected else ""
+        return f"{code.name.lower().replace('_', ' ')}: {cause}{way}"
+
+    def _ping_less(self, error: grpc.RpcError) -> None:
+        """After a peer hung up because of too many pings, send fewer from now on.
+
+        A proxy between client and server may speak HTTP/2 itself and allow fewer pings than our
+        server does. Doubling alone would lose a reply each time, so the first step is a long one.
+        """
+        if "too_many_pings" not in (error.details() or "").lower().replace(" ", "_"):
+            return
+        self._ping_seconds = max(2 * self._ping_seconds, _TOLERATED_PING_SECONDS)
+        self._say(
+            "something between here and the server allows fewer pings than transport."
+            f"keep_alive_seconds = {self._server.keep_alive_seconds:g} makes; from now on one in "
+            f"{self._ping_seconds:g} s (set transport.keep_alive_seconds = "
+            f"{2 * self._ping_seconds:g} on this client to begin so)"
+        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from concurrent import futures
 
 import grpc
@@ -15,11 +17,12 @@ from ...algorithm import ClientId
 from ...client_ids import certificate_covers
 from ...config import RunConfig
 from ...flower.members import Members
-from .protocol import CLAIM_KEY, Claim
+from .protocol import CLAIM_KEY, LONGEST_PAUSE_SECONDS, RUN_IS_OVER, Claim
 from .proxy import Seat, StreamProxy
 from .roster import Roster
 
-_FAREWELL_SECONDS = 5.0
+_FAREWELL_SECONDS, _POLL_SECONDS = 5.0, 0.1
+_RETRY_SECONDS = 1.5 * LONGEST_PAUSE_SECONDS  # after which a refused client has asked again
 
 
 class Refused(Exception):
@@ -39,6 +42,8 @@ class Desk(SimpleClientManager):
         self._roster, self._certified, self._members = roster, certified, members
         self._lock_seats = threading.Lock()
         self._seats: dict[ClientId, Seat] = {}
+        self._stateless: set[Claim] = set()  # clients that lost their state while connected
+        self._waiting: dict[Claim, float] = {}  # when a client was last refused that asks again
         self.closed = False  # takes in no more
         self.finished = False  # because the run is over
 
@@ -46,9 +51,10 @@ class Desk(SimpleClientManager):
         """Give the caller the id that it claims, or raise Refused."""
         claimed = dict(context.invocation_metadata()).get(CLAIM_KEY, b"")
         try:
-            client_id = Claim.from_bytes(claimed).client_id
+            claim = Claim.from_bytes(claimed)
         except ValueError as error:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        client_id = claim.client_id
         names = [n.decode() for n in context.auth_context().get("x509_common_name", [])]
         if self._certified and not any(certificate_covers(name, client_id) for name in names):
             reason = (
@@ -57,17 +63,41 @@ class Desk(SimpleClientManager):
             )
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
         with self._lock_seats:
-            self._require_place(client_id)
-            seat = Seat(client_id, context.peer())
+            earlier = self._seat_to_give_up(claim)
+        if earlier is not None:
+            self.free(earlier)
+        with self._lock_seats:
+            self._require_place(claim)
+            seat = Seat(client_id, context.peer(), claim.instance)
             self._seats[client_id] = seat
+            self._waiting.pop(claim, None)
         self._roster.joining(client_id, seat.peer)
         return seat
 
-    def _require_place(self, client_id: ClientId) -> None:
-        count = self._federation.num_clients
+    def _seat_to_give_up(self, claim: Claim) -> Seat | None:
+        """Return the connection with this id if it has lost its state and the caller may have it.
+
+        The caller has not if it lost its own while it was connected. So each process takes the
+        place of another at most once, and two without the state do not take turns for ever.
+        """
+        seat = self._seats.get(claim.client_id)
+        if self.closed or seat is None or not seat.has_lost_state or claim in self._stateless:
+            return None
+        seat.ended_because = (
+            "it lost its state, and another connection with this id, "
+            "which may have it, took its place; stop one of the two"
+        )
+        return seat
+
+    def _require_place(self, claim: Claim) -> None:
+        client_id, count = claim.client_id, self._federation.num_clients
+        if self.finished:
+            self._waiting.pop(claim, None)
+            raise Refused(RUN_IS_OVER, "the run is over")
         if self.closed:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "the server is about to end")
         if client_id in self._seats:
+            self._note_waiting(claim)
             reason = (
                 f"client {client_id}: is connected from {self._seats[client_id].peer}; a second "
                 f"one of that id must wait until the first is gone or was silent for "
@@ -87,8 +117,14 @@ class Desk(SimpleClientManager):
             )
             raise Refused(grpc.StatusCode.OUT_OF_RANGE, reason)
         if len(self._seats) >= count:
+            self._note_waiting(claim)
             reason = f"client {client_id}: all {count} places are taken by {[*self._seats]}"
             raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+
+    def _note_waiting(self, claim: Claim) -> None:
+        now = time.monotonic()
+        recent = {c: at for c, at in self._waiting.items() if now < at + _RETRY_SECONDS}
+        self._waiting = recent | {claim: now}
 
     def register(self, client: ClientProxy) -> bool:
         """Flower's servicer calls this when a stream is open: now the client introduces itself."""
@@ -137,21 +173,32 @@ class Desk(SimpleClientManager):
                 return
             seat.left = True
             del self._seats[seat.client_id]
+            if seat.has_lost_state:
+                self._stateless.add(Claim(seat.client_id, seat.instance))
         seat.turn.release()
         if seat.proxy is not None:
             seat.proxy.bridge.close()
             super().unregister(seat.proxy)
         if not self.closed:
-            self._roster.away(seat.client_id)
+            self._roster.away(seat.client_id, seat.ended_because)
 
     def dismiss(self) -> None:
-        """Tell all clients to leave, and take in no more."""
+        """Tell all clients to leave, and take in no more; those that were refused and ask again
+        hear of it when they do."""
         self.closed = self.finished = True
         with self._lock_seats:
             proxies = [seat.proxy for seat in self._seats.values() if seat.proxy is not None]
         if proxies:
             with futures.ThreadPoolExecutor(len(proxies)) as pool:
                 list(pool.map(lambda proxy: proxy.leave(_FAREWELL_SECONDS), proxies))
+        with contextlib.suppress(KeyboardInterrupt):  # the run is over; its results come next
+            while self._expects_refused_clients():
+                time.sleep(_POLL_SECONDS)
+
+    def _expects_refused_clients(self) -> bool:
+        now = time.monotonic()
+        with self._lock_seats:
+            return any(now < refused + _RETRY_SECONDS for refused in self._waiting.values())
 
     def abandon(self) -> None:
         """Close all connections, whatever they are doing; who waits for an answer hears of it."""

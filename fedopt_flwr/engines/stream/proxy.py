@@ -35,6 +35,7 @@ from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import (
 
 from ...algorithm import ClientId
 from ...errors import RunError
+from ...flower import STATE_LOST
 from ...flower.messages import ROUND
 from ..common import NeverAsked
 from .roster import Roster
@@ -61,12 +62,17 @@ class Seat:
 
     client_id: ClientId
     peer: str
+    instance: str = ""  # the same in all connections of one process's client
     proxy: StreamProxy | None = None
     left: bool = False
+    ended_because: str = (
+        ""  # what the client hears, if the server ended the connection for a reason
+    )
+    has_lost_state: bool = False  # according to its last answer
     turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
 
-class Arrays:
+class SharedArrays:
     """Serialises a round's arrays once for all its clients.
 
     Protocol buffers merge a message that is split in two: bytes with the arrays, the same for all,
@@ -93,7 +99,7 @@ class StreamProxy(NeverAsked, ClientProxy):
     """Flower's view of one connected client."""
 
     def __init__(
-        self, cid: str, bridge: GrpcBridge, seat: Seat, arrays: Arrays, roster: Roster
+        self, cid: str, bridge: GrpcBridge, seat: Seat, arrays: SharedArrays, roster: Roster
     ) -> None:
         super().__init__(cid)
         self.bridge, self.seat = bridge, seat
@@ -133,6 +139,7 @@ class StreamProxy(NeverAsked, ClientProxy):
         except Exception as error:  # the library of protocol buffers and Flower raise many kinds
             result = _failed(f"sent a message that cannot be read: {error}")
         note = str(result.metrics.get("error", "")) or result.status.message
+        self.seat.has_lost_state = STATE_LOST in note
         self._roster.answered(client_id, time.monotonic() - started, note)
         return result
 

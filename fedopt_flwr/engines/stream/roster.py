@@ -1,4 +1,4 @@
-"""Which clients are there and what each does: written by the stream server, shown by the CLI."""
+"""Which clients are connected and what each does: the stream server writes it, the CLI shows it."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Roster:
         self._change(client_id, state="ready", num_examples=num_examples)
         self._say(f"client {client_id}: joined with {num_examples} examples")
 
-    def away(self, client_id: ClientId) -> None:
+    def away(self, client_id: ClientId, reason: str = "") -> None:
         self._change(client_id, state="away")
-        self._say(f"client {client_id}: left")
+        self._say(f"client {client_id}: left{reason and ': '}{reason}")
 
     def asked(self, client_id: ClientId, round_number: int) -> None:
         self._change(client_id, state="training", round=round_number, seconds=None)

@@ -23,7 +23,7 @@ from ...flower import FederatedStrategy
 from ..common import LeanServer, intra_op_threads, quiet
 from .desk import Desk, Refused
 from .protocol import MIB, RUN_IS_OVER, SERVICE, channel_options
-from .proxy import Arrays, Letter, Seat, StreamProxy
+from .proxy import Letter, Seat, SharedArrays, StreamProxy
 from .roster import Roster
 from .tls import HandshakeLog, ServerTls
 
@@ -49,20 +49,20 @@ def run_on_streams(
     """
     certified = tls is not None and tls.client_ca is not None
     desk = Desk(config, roster, strategy.members, certified=certified)
-    listener, port = _listen(_Servicer(desk, roster), config, address, tls)
+    server, port = _listen(_Servicer(desk, roster), config, address, tls)
     log = HandshakeLog(lambda reason: roster.refused("a peer", reason)) if tls else None
     with log or contextlib.nullcontext(), _stopping_on_signals(desk):
-        listener.start()
+        server.start()
         try:
             with quiet(), intra_op_threads(config.training.threads):
                 on_listening(port)
-                server = LeanServer(client_manager=desk, strategy=strategy)
-                server.set_max_workers(config.federation.num_clients)
-                server.fit(num_rounds, config.federation.round_timeout)
+                loop = LeanServer(client_manager=desk, strategy=strategy)
+                loop.set_max_workers(config.federation.num_clients)
+                loop.fit(num_rounds, config.federation.round_timeout)
                 desk.dismiss()
         finally:
             desk.abandon()
-            listener.stop(_GRACE_SECONDS).wait()
+            server.stop(_GRACE_SECONDS).wait()
 
 
 @contextlib.contextmanager
@@ -115,13 +115,14 @@ class _Servicer:
     """Flower's servicer behind the desk."""
 
     def __init__(self, desk: Desk, roster: Roster) -> None:
-        self._desk, self._roster, self._arrays = desk, roster, Arrays()
+        self._desk, self._roster, self._arrays = desk, roster, SharedArrays()
 
     def join(self, messages: Iterator[Letter], context: grpc.ServicerContext) -> Iterator[Letter]:
         try:
             seat = self._desk.seat(context)
         except Refused as refusal:
-            self._roster.refused(context.peer(), str(refusal))
+            if refusal.code != RUN_IS_OVER:
+                self._roster.refused(context.peer(), str(refusal))
             context.abort(refusal.code, str(refusal))
         if not context.add_callback(lambda: self._desk.free(seat)):
             self._desk.free(seat)  # the stream ended before it began
@@ -136,6 +137,8 @@ class _Servicer:
             yield from flower.Join(_in_turn(messages, seat), context)  # type: ignore[arg-type]
         if self._desk.finished:
             context.abort(RUN_IS_OVER, "the run is over")
+        if seat.ended_because:
+            context.abort(grpc.StatusCode.ABORTED, seat.ended_because)
 
 
 def _in_turn(messages: Iterator[Letter], seat: Seat) -> Iterator[Letter]:

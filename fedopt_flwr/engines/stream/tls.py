@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import socket
@@ -96,15 +97,25 @@ def _read_pair(certificate: Path, key: Path) -> tuple[bytes, bytes]:
         ) from None
 
 
-def explain(address: str, tls: ClientTls | None) -> str | None:
+def explain(address: str, tls: ClientTls | None, proxy: str | None = None) -> str | None:
     """Say why a stream to `address` cannot open, if it is a matter of TLS; else return None."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:
-        with socket.create_connection((host, int(port)), _PROBE_SECONDS) as connection:
+        with _connection(host, int(port), proxy) as connection:
             return _explain_plain(connection) if tls is None else _handshake(connection, host, tls)
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return None
+
+
+def _connection(host: str, port: int, proxy: str | None) -> socket.socket:
+    if proxy is None:
+        return socket.create_connection((host, port), _PROBE_SECONDS)
+    way = http.client.HTTPConnection(proxy.removeprefix("http://"), timeout=_PROBE_SECONDS)
+    way.set_tunnel(host, port)
+    way.connect()
+    connection: socket.socket = way.sock
+    return connection
 
 
 def _explain_plain(connection: socket.socket) -> str | None:
@@ -179,7 +190,13 @@ class HandshakeLog:
         sys.stderr.flush()
         self._original = os.dup(2)
         self._python_stderr = sys.stderr
-        sys.stderr = os.fdopen(os.dup(self._original), "w", buffering=1)
+        sys.stderr = os.fdopen(
+            os.dup(self._original),
+            "w",
+            buffering=1,
+            encoding=getattr(sys.stderr, "encoding", None),
+            errors=getattr(sys.stderr, "errors", None),
+        )
         reader, writer = os.pipe()
         os.dup2(writer, 2)
         os.close(writer)

@@ -1,0 +1,37 @@
+"""What the header says of a rule's step sizes."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import make_plan
+
+from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.cli.show import hyperparameter_text
+
+pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
+
+
+def text_of(name: str, num_rounds: int, **hyperparameters: float) -> str:
+    """For S = 2 and K = 8, so SK = 16."""
+    plan = make_plan(2, [8, 8], num_rounds=num_rounds)
+    rule = ALGORITHMS[name](**hyperparameters)
+    return hyperparameter_text(rule.resolve(plan), plan, rule)
+
+
+def test_no_momentum_is_said_with_its_reason() -> None:
+    assert "β = 1 (no momentum, as T <= S·K: 16 <= 16)" in text_of("padamfed", 16)
+    assert "β = 1 (no momentum, as T <= S·K: 3 <= 16)" in text_of("padamfed", 3)
+    assert "no momentum" not in text_of("padamfed", 17)
+    assert "β = 1 (no momentum, as T² <= S·K: 16 <= 16)" in text_of("padamfed_vr", 4)
+    assert "no momentum" not in text_of("padamfed_vr", 5)
+
+
+def test_a_momentum_that_was_chosen_has_no_such_reason() -> None:
+    for name in ("padamfed", "padamfed_vr", "padamfed_dog"):
+        assert "β = 1 (no momentum)" in text_of(name, 3, momentum=1.0)
+        assert "no momentum" not in text_of(name, 3, momentum=0.5)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_other_rules_say_nothing_of_it(name: str) -> None:
+    assert ("no momentum" in text_of(name, 1)) is (name in ("padamfed", "padamfed_vr"))
