@@ -14,8 +14,7 @@ from typing import Any, Self
 import grpc
 import numpy as np
 import pytest
-from streams import ClientThread, ServerThread
-from test_stream import make_config
+from streams import ClientThread, ServerThread, make_config
 
 from fedopt_flwr import ConfigError, RunConfig
 from fedopt_flwr.engines.stream.protocol import channel_options, proxy_for

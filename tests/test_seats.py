@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from streams import ClientThread, ServerThread
-from test_stream import make_config
+from streams import ClientThread, ServerThread, make_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum", "ignore:no client's reply")
 
