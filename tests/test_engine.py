@@ -120,6 +120,7 @@ def test_dropout_is_seeded_by_client_and_round_and_uses_one_worker() -> None:
     assert not Experiment(RunConfig(**digits_config("fedavg"))).stochastic
 
 
+@pytest.mark.filterwarnings("ignore:client .*failed in .* rounds in which")
 def test_an_exception_in_the_users_model_is_a_failure_of_that_client() -> None:
     class Picky(nn.Module):
         def __init__(self) -> None:

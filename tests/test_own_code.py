@@ -231,6 +231,7 @@ def test_test_data_that_cannot_be_used_are_refused_before_the_run(test: Any, tex
         simulate(small_config(), model=linear_model, client_data=three_datasets(), test_data=test)
 
 
+@pytest.mark.filterwarnings("ignore:client .*failed in .* rounds in which")
 @pytest.mark.parametrize(
     "odd", [Unreadable(0), TensorDataset(torch.zeros(20, 7), torch.zeros(20).long())]
 )
