@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -166,3 +167,8 @@ def refused(result: subprocess.CompletedProcess[str], *texts: str) -> None:
     assert "Traceback" not in result.stderr + result.stdout
     for text in texts:
         assert text in result.stderr, result.stderr
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "run" / "rounds.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]

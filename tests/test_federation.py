@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from processes import (
@@ -15,6 +13,7 @@ from processes import (
     Processes,
     free_port,
     launch,
+    records,
     require_c_is_the_mean,
     start_client,
     start_server,
@@ -26,11 +25,6 @@ from fedopt_flwr import RunConfig, simulate
 from fedopt_flwr.algorithms import ALGORITHMS
 
 pytestmark = pytest.mark.slow
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "run" / "rounds.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.parametrize("rule", ["scaffold_m", "padamfed"])

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import (
+    Processes,
+    free_port,
+    records,
+    require_c_is_the_mean,
+    start_client,
+    start_server,
+    write_config,
+)
 from streams import ClientThread, ServerThread, make_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum", "ignore:no client's reply")
@@ -110,3 +120,25 @@ def test_a_server_that_refused_nobody_ends_at_once(tmp_path: Path) -> None:
         ended = time.monotonic()
         server.result()
     assert time.monotonic() - ended < 5
+
+
+@pytest.mark.slow
+def test_a_process_that_was_paused_takes_its_place_back_from_one_without_its_state(
+    processes: Processes,
+) -> None:
+    folder, port = processes.folder, free_port()
+    config = write_config(folder, "padamfed", federation={"num_rounds": 80})
+    server = start_server(processes, config, port)
+    clients = [start_client(processes, config, port, i) for i in range(3)]
+    clients[0].wait_for("client 0: round 2:")
+    clients[0].process.send_signal(signal.SIGSTOP)
+    server.wait_for("client 0: left")  # keep-alive
+    where = ("--server", f"127.0.0.1:{port}", "--state-dir", folder / "elsewhere")
+    thief = processes.start("thief", "client", config, *where, "--client-id", 0, "--insecure")
+    server.wait_for("lost its state")
+    clients[0].process.send_signal(signal.SIGCONT)
+    assert server.ended() == 0, server.log
+    assert [client.ended() for client in [*clients, thief]] == [0, 0, 0, 0]
+    assert "aborted: it lost its state, and another connection" in thief.log
+    assert records(folder)[-1]["clients"] == [0, 1, 2]
+    require_c_is_the_mean(folder)
