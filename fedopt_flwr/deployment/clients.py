@@ -87,13 +87,9 @@ class ClientHost:
             folders=folders,
         )
         model, loss = FlatModel(module, self._device), named_loss(told.loss, folders)
-        return ModelPool(
-            [model],
-            loss,
-            model_name=told.model,
-            loss_name=told.loss,
-            stochastic=try_training(model, loss, self._data, told.batch_size),
-        )
+        # a client that fails here fails in its rounds, as in a simulation; others may train
+        try_training(model, loss, self._data, told.batch_size, are_all=False)
+        return ModelPool([model], loss, model_name=told.model, loss_name=told.loss)
 
 
 class HostedClient:

@@ -64,15 +64,7 @@ class AppClient(FederatedClient):
         trace = _TRACES.get(model)
         if trace is not None and _equal(trace.left, flat.initial_buffers):
             flat.initial_buffers = trace.first
-        # made anew for every message, so what a trial would find out is taken for granted
-        pool = ModelPool(
-            [flat],
-            loss,
-            model_name="",
-            loss_name="",
-            stochastic=True,
-            metric=metric,
-        )
+        pool = ModelPool([flat], loss, model_name="", loss_name="", metric=metric)
         self._context, self._state_dir = context, state_dir
         super().__init__(identity, data, pool, MemoryStates())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import time
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,14 @@ from ..algorithm import Algorithm, ClientId, ClientState
 from ..algorithms import ALGORITHMS
 from ..data import ClientData
 from ..errors import MessageError, unknown_name
-from ..objectives import Loss, Metric, ModelObjective, batch_positions, client_seed, evaluate
+from ..imports import described
+from ..objectives import Loss, Metric, ModelObjective, batch_positions, evaluate
+from ..seeding import derive
 from ..vectors import FlatModel, Layout, is_buffer_name
-from .messages import NEVER, Instruction, Scalar, decode
+from .messages import NEVER, ROUND, Instruction, Scalar, decode
 from .state import ClientStates
+
+_LOG = logging.getLogger("fedopt_flwr")
 
 
 class ModelPool:
@@ -38,12 +43,11 @@ class ModelPool:
         *,
         model_name: str,
         loss_name: str,
-        stochastic: bool = False,
         metric: Metric | None = None,
     ) -> None:
         self.loss, self.metric = loss, metric
         self.model_name, self.loss_name = model_name, loss_name
-        self.stochastic = stochastic  # a training pass draws from a global generator
+        self.is_one = len(models) == 1  # so that one client trains at a time
         self._free: queue.LifoQueue[FlatModel] = queue.LifoQueue()
         for model in models:
             self._free.put(model)
@@ -85,7 +89,8 @@ class FederatedClient(NumPyClient):
                 upload, loss, steps = self._follow(instruction, parameters, model)
                 arrays = [tensor.detach().cpu().numpy() for tensor in upload.values()]
         except (Exception, SystemExit) as error:
-            return [], 0, {"error": f"{type(error).__name__}: {error}"}
+            _LOG.error("client %s, round %s", self.client_id, config.get(ROUND), exc_info=error)
+            return [], 0, {"error": described(error)}
         report: dict[str, Scalar] = {
             "arrays": ",".join(upload),
             "loss": loss,
@@ -139,7 +144,7 @@ class FederatedClient(NumPyClient):
             told.batch_size,
             told.local_steps or None,
             told.local_epochs or None,
-            client_seed(told.seed, self.client_id, told.round, "batches"),
+            derive(told.seed, "batches", self.client_id, told.round),
         )
         return ModelObjective(
             model,
@@ -149,7 +154,7 @@ class FederatedClient(NumPyClient):
             told.weight_decay,
             told.clip_norm,
             told.gradient_momentum,
-            client_seed(told.seed, self.client_id, told.round, "initial batch"),
+            derive(told.seed, "initial batch", self.client_id, told.round),
         )
 
     def _require_own_code(self, told: Instruction) -> None:
@@ -164,9 +169,13 @@ class FederatedClient(NumPyClient):
     def _seeded_generators(
         self, told: Instruction, device: torch.device
     ) -> contextlib.AbstractContextManager[None]:
-        if not self._models.stochastic:
+        """Whatever draws from the global generators draws the same in every process.
+
+        Clients that train at the same time share them; there, nothing may draw.
+        """
+        if not self._models.is_one:
             return contextlib.nullcontext()
-        return generators.kept(device, client_seed(told.seed, self.client_id, told.round, "model"))
+        return generators.kept(device, derive(told.seed, "model", self.client_id, told.round))
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]
