@@ -32,9 +32,10 @@ from fedopt_flwr.data import FederatedData, load_federated_data
 from fedopt_flwr.deployment.apps import simulate_on_ray
 from fedopt_flwr.experiment import Experiment
 from fedopt_flwr.metrics import RoundRecord
-from fedopt_flwr.objectives import batch_positions, client_seed
+from fedopt_flwr.objectives import batch_positions
 from fedopt_flwr.runs import Result, Silent
 from fedopt_flwr.sampling import sample_uniform
+from fedopt_flwr.seeding import derive
 from fedopt_flwr.simulation import run_experiment
 
 WORKS = {"cnn": 25, "logistic": 50}  # model, clients a round
@@ -69,7 +70,7 @@ def run_loop(experiment: Experiment, rounds: int) -> list[float]:
             with torch.no_grad():
                 for parameter, value in zip(model.parameters(), server, strict=True):
                     parameter.copy_(value)
-            seed = client_seed(federation.seed, client, round_number, "batches")
+            seed = derive(federation.seed, "batches", client, round_number)
             steps, size = training.local_steps, training.batch_size
             positions = batch_positions(data.num_examples, size, steps, None, seed)
             for inputs, targets in data.batches(positions, device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -317,7 +318,7 @@ class RunConfig(_Section):
         """Return plain values that TOML can hold and that mean the same in every directory."""
         values = self.model_dump(mode="json", exclude_none=True)
         if self.data.path is not None:
-            values["data"]["path"] = str(self.data.path.absolute())
+            values["data"]["path"] = str(Path(os.path.expanduser(self.data.path)).absolute())
         return values
 
 

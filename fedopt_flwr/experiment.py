@@ -33,7 +33,7 @@ from .errors import (
 )
 from .flower import ModelPool
 from .flower.messages import Instruction
-from .imports import file_digest, is_import_path
+from .imports import described, file_digest, function_of, is_import_path
 from .models import find_model, make_model, seeded_module
 from .objectives import (
     Evaluation,
@@ -73,9 +73,17 @@ class Experiment:
         with collected(errors):
             self.device = pick_device(config.training.device)
         with collected(errors):
-            self.loss = loss or named_loss(config.model.loss, folders)
+            self.loss = (
+                named_loss(config.model.loss, folders)
+                if loss is None
+                else function_of("loss", loss)
+            )
         with collected(errors):
-            self.metric: Metric | None = metric or named_metric(config.model.metric, folders)
+            self.metric: Metric | None = (
+                named_metric(config.model.metric, folders)
+                if metric is None
+                else function_of("metric", metric)
+            )
         with collected(errors):
             if model is None:
                 find_model(config.model.name, folders)
@@ -180,7 +188,7 @@ class Experiment:
         """Evaluate on the test data; where buffers stay local, by the batch's statistics."""
         test = self.data.test
         if test is None:
-            raise ConfigError("test_data: there is none to evaluate on")
+            raise ConfigError("test_data: none is given, so nothing can be evaluated; give some")
         local = self._uses_batch_statistics(model)
         try:
             with generators.kept(self.device, derive(self.config.federation.seed, "evaluation")):
@@ -188,8 +196,7 @@ class Experiment:
                     model, test, self.loss, self.metric, use_batch_statistics=local
                 )
         except (Exception, SystemExit) as error:  # of the user's module, loss, metric or data
-            text = f"{type(error).__name__}: {error}"
-            raise RunError(f"evaluation on the test data failed: {text}") from error
+            raise RunError(f"evaluation on the test data failed: {described(error)}") from error
         return Evaluation(loss, metric, self.metric_name)
 
     def template(self) -> Instruction:
@@ -202,7 +209,6 @@ class Experiment:
         return ModelPool(
             [self.model, *(self.make_model() for _ in range(size - 1))],
             self.loss,
-            stochastic=self.stochastic,
             metric=self.metric,
         )
 

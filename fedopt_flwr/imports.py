@@ -5,13 +5,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import os
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
+
+_NOT_OWN = tuple(  # folders, with a separator at the end
+    os.path.join(folder, "")
+    for name in (
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platstdlib"),
+        Path(__file__).parent,
+    )
+    for folder in (name, os.path.realpath(name))
+)
 
 
 def is_import_path(name: str) -> bool:
@@ -22,7 +35,7 @@ def is_import_path(name: str) -> bool:
 def load_attribute(field: str, path: str, folders: Iterable[Path]) -> Any:
     """Import `module:attribute`, looking in `folders` before the installed packages.
 
-    Raises ConfigError that names `field` when the module or the attribute is not there or raises
+    Raises ConfigError that names `field` when the module or the attribute is missing or raises
     while it is imported.
     """
     module_name, _, attribute = path.partition(":")
@@ -35,7 +48,7 @@ def load_attribute(field: str, path: str, folders: Iterable[Path]) -> Any:
             found = getattr(found, part)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"{field}: cannot import {path!r} ({type(error).__name__}: {error}); looked in "
+            f"{field}: cannot import {path!r} ({described(error)}); looked in "
             f"{', '.join(places)} and the installed packages; must be 'module:attribute'"
         ) from error
     finally:
@@ -45,8 +58,60 @@ def load_attribute(field: str, path: str, folders: Iterable[Path]) -> Any:
     return found
 
 
+def function_of(field: str, value: Any) -> Any:
+    """Return a loss or metric that can be called; of a class, an instance made without arguments.
+
+    Raises ConfigError, which names `field`, where the class wants arguments or nothing is callable.
+    """
+    if isinstance(value, type):
+        try:
+            value = value()
+        except Exception as error:
+            raise ConfigError(
+                f"{field}: {value.__name__!r} is a class, and it cannot be made without arguments "
+                f"({described(error)}); name an instance or a function, such as one that you "
+                f"define as `chosen = {value.__name__}(...)`"
+            ) from error
+    if not callable(value):
+        kind = type(value).__name__
+        raise ConfigError(f"{field}: got an object of type {kind}; must be a function or a class")
+    return value
+
+
+def described(error: BaseException) -> str:
+    """Return an error's type and text, and where the user's own code raised it."""
+    place = place_of(error)
+    return f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"
+
+
+def place_of(error: BaseException) -> str:
+    """Return where in the user's own code an error was raised, as "own.py, line 12".
+
+    That is the innermost place of its traceback that lies neither in this package nor in the
+    standard library nor in an installed package; "" if no place does. Files in the working folder
+    are named as they are seen from there.
+    """
+    for place in reversed(traceback.extract_tb(error.__traceback__)):
+        if _is_own(place.filename):
+            return f"{_from_here(place.filename)}, line {place.lineno}"
+    return ""
+
+
+def _is_own(file: str) -> bool:
+    if file.startswith("<"):  # made from text, as by dataclasses; or typed by the user
+        return file == "<stdin>" or file.startswith("<ipython")
+    path = os.path.abspath(file)
+    installed = {"site-packages", "dist-packages"} & set(Path(path).parts)
+    return not installed and not path.startswith(_NOT_OWN)
+
+
+def _from_here(file: str) -> str:
+    path = Path(file).absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
 def file_of(path: str) -> str | None:
-    """Return the file that `module:attribute` was imported from, if there is one."""
+    """Return the file that `module:attribute` was imported from, None if it has no file."""
     return getattr(sys.modules.get(path.partition(":")[0]), "__file__", None)
 
 

@@ -13,6 +13,7 @@ Measure = Literal["test_accuracy", "test_loss"]
 NOT_FINITE = "not finite"  # in the error of every reply or message with NaN or infinite values
 _DIVERGED = 20.0  # times the first loss
 _AS_BEFORE = 0.9  # times the first test loss: no better than an untrained model
+_FITS = 0.5  # times the first test loss: a training loss that low is of a model that learned
 
 
 @dataclass
@@ -92,11 +93,16 @@ def diverged_at(records: Sequence[RoundRecord], initial_loss: float | None = Non
 
     That is the first with a loss that is not finite or 20 times its first value, or in which
     numbers that are not finite made every client fail. Else, where the test loss had halved and
-    ends as high as it began, it is the round from which it stayed above half. `initial_loss`, or
-    the test loss of round 0, is that of the untrained model.
+    ends as high as it began, it is the round from which it stayed above half. A test loss that
+    grows while the model still fits the training data and predicts the test data is overfitting,
+    however high it gets. `initial_loss`, or the test loss of round 0, is that of the untrained
+    model.
     """
     first = {} if initial_loss is None else {"test_loss": initial_loss}
     tested = [(r.round, r.test_loss) for r in records if r.test_loss is not None]
+    if tested:
+        first.setdefault("test_loss", tested[0][1])
+    overfits = _overfitting(records, first.get("test_loss", 0.0))
     for record in records:
         texts = [str(error["error"]) for error in record.errors]
         if texts and not record.clients and all(NOT_FINITE in text for text in texts):
@@ -106,12 +112,34 @@ def diverged_at(records: Sequence[RoundRecord], initial_loss: float | None = Non
             if loss is None or (name == "train_loss" and record.round == 0):
                 continue
             limit = _DIVERGED * first.setdefault(name, loss)
+            if name == "test_loss" and math.isfinite(loss) and record.round in overfits:
+                continue
             if not math.isfinite(loss) or (loss > limit and loss > 1):
                 return record.round
-    if not tested or tested[-1][1] < _AS_BEFORE * first["test_loss"]:
+    if not tested or tested[-1][1] < _AS_BEFORE * first["test_loss"] or tested[-1][0] in overfits:
         return None
     low = [number for number, loss in tested if loss < first["test_loss"] / 2]
     return next((number for number, _ in tested if number > low[-1]), None) if low else None
+
+
+def _overfitting(records: Sequence[RoundRecord], untrained_loss: float) -> set[int]:
+    """Return the rounds in which a high test loss comes from confident mistakes alone.
+
+    There the training loss is low, and of what the accuracy gained over chance less than half is
+    lost again. Chance is that of an untrained model, exp(-cross-entropy).
+    """
+    rounds: set[int] = set()
+    train_loss, best = math.inf, 0.0
+    chance = math.exp(-max(untrained_loss, 0.0)) if math.isfinite(untrained_loss) else 0.0
+    for record in records:
+        if record.round and record.train_loss is not None:
+            train_loss = record.train_loss
+        accuracy = record.test_accuracy
+        best = max(best, accuracy or 0.0)
+        predicts = accuracy is None or accuracy > (best + min(chance, best)) / 2
+        if train_loss < _FITS * untrained_loss and predicts:
+            rounds.add(record.round)
+    return rounds
 
 
 def simulated_seconds(records: Sequence[RoundRecord], vector_bytes: int, link_mbps: float) -> float:

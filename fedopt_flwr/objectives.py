@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from .data import ClientData
 from .errors import ConfigError, unknown_name
-from .imports import is_import_path, load_attribute
-from .seeding import derive
+from .imports import function_of, is_import_path, load_attribute
+from .joining import measured, on_cpu
+from .single_examples import outputs_of
 from .vectors import FlatModel
 
 Loss = Callable[[Any, Any], Tensor]
@@ -40,14 +41,14 @@ def named_loss(name: str, folders: Iterable[Path] = ()) -> Loss:
 
 
 def named_metric(name: str, folders: Iterable[Path] = ()) -> Metric:
-    """Return the metric of that name: a callable (outputs, targets) -> mean over the batch."""
+    """Return the metric of that name: a callable (outputs, targets) -> number, of all test data."""
     metric: Metric = _named("model.metric", name, _METRICS, folders)
     return metric
 
 
 def _named(field: str, name: str, known: dict[str, Any], folders: Iterable[Path]) -> Any:
     if is_import_path(name):
-        return load_attribute(field, name, folders)
+        return function_of(field, load_attribute(field, name, folders))
     if name not in known:
         raise ConfigError(unknown_name(field, name, [*known, "module:attribute"]))
     return known[name]
@@ -173,9 +174,7 @@ class ModelObjective:
             model.vector.copy_(y)
         model.gradient.zero_()
         inputs, targets = batch
-        with single_values(model.module) if self._batch_size == 1 else contextlib.nullcontext():
-            outputs = model.module(inputs)
-        loss = self._loss(outputs, targets)
+        loss = self._loss(outputs_of(model.module, inputs, self._batch_size), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         self._losses.append((loss.detach(), self._batch_size))
         return model.gradient
@@ -200,38 +199,6 @@ class ModelObjective:
 def _chunks(rows: Tensor) -> list[Tensor]:
     """Parts of equal size, so that none is left with one example, which batch norm refuses."""
     return list(torch.tensor_split(rows, -(-len(rows) // _EVALUATION_BATCH)))
-
-
-def client_seed(seed: int, client_id: int | str, round_number: int, purpose: str) -> int:
-    """Return the seed of what a client draws for one purpose in one round."""
-    return derive(seed, purpose, client_id, round_number)
-
-
-@contextlib.contextmanager
-def single_values(module: nn.Module) -> Iterator[None]:
-    """Have batch norm layers that meet one value a channel use their running statistics.
-
-    One value has no variance, so PyTorch refuses it; a client with a single example has no more.
-    """
-    switched: list[nn.Module] = []
-
-    def before(layer: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-        values = args[0] if args else named["input"]
-        if layer.training and values.numel() == values.shape[1]:
-            switched.append(layer.eval())
-
-    def after(layer: nn.Module, *_: Any) -> None:
-        if switched and switched[-1] is layer:
-            switched.pop().train()
-
-    layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in layers]
-    hooks += [layer.register_forward_hook(after, always_call=True) for layer in layers]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @dataclass(frozen=True)
@@ -271,21 +238,29 @@ def evaluate(
     *,
     use_batch_statistics: bool = False,
 ) -> tuple[float, float | None]:
-    """Return mean loss and metric of the model as it stands over `data`.
+    """Return the mean loss over `data` of the model as it stands, and the metric of all of it.
 
+    The metric is called once, on the CPU, with the outputs and targets of all examples.
     With `use_batch_statistics` batch norm layers normalise by the batch instead of by their
     running statistics, which stay as they were.
     """
     chunks = evaluation_chunks(data)
+    sizes = [len(rows) for rows in chunks]
     losses: list[Any] = []  # read at the end: reading waits for the GPU
-    metrics: list[Any] = []
+    shares: list[Any] = []
+    parts: list[tuple[Any, Any]] = []
     with evaluating(model, use_batch_statistics):
-        for inputs, targets in data.batches(chunks, model.device):
-            outputs = model.module(inputs)
+        for size, (inputs, targets) in zip(sizes, data.batches(chunks, model.device), strict=True):
+            outputs = outputs_of(model.module, inputs, size)
             losses.append(_own(loss(outputs, targets)))
-            if metric is not None:
-                metrics.append(_own(metric(outputs, targets)))
-    return _mean(losses, chunks), (_mean(metrics, chunks) if metric is not None else None)
+            if metric is accuracy:  # whose mean over the parts is that of the whole
+                shares.append(accuracy(outputs, targets))
+            elif metric is not None:
+                parts.append((on_cpu(outputs), on_cpu(targets)))
+        if metric is None:
+            return _mean(losses, sizes), None
+        value = _mean(shares, sizes) if shares else measured(metric, parts, sizes)
+    return _mean(losses, sizes), value
 
 
 def _own(value: Any) -> Any:
@@ -293,6 +268,6 @@ def _own(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _mean(values: list[Any], chunks: list[Tensor]) -> float:
-    total = sum(float(value) * len(rows) for value, rows in zip(values, chunks, strict=True))
-    return total / sum(len(rows) for rows in chunks)
+def _mean(values: list[Any], sizes: list[int]) -> float:
+    total = sum(float(value) * size for value, size in zip(values, sizes, strict=True))
+    return total / sum(sizes)

@@ -15,18 +15,23 @@ from . import generators
 from .algorithm import ClientId
 from .data import ClientData
 from .errors import ConfigError, DataError, FedoptError, FedoptWarning, about
-from .objectives import Loss, Metric, evaluating, evaluation_chunks
+from .imports import described
+from .joining import on_cpu
+from .objectives import Loss, Metric, evaluate, evaluating, evaluation_chunks
+from .shapes import ShapeError, require_one_shape
+from .single_examples import outputs_of
 from .vectors import FlatModel
 
 _MODEL_FITS = (
-    "the model and the data must fit in shape and dtype (see model.name and model.options), and "
-    "batch norm may need batches of two or more"
+    "the model and the data must fit in shape and dtype (see model.name and model.options)"
 )
 _LOSS_RETURNS = (
     "it is called with (outputs, targets) and must return the mean over the batch, a tensor of "
     "shape [] with a gradient"
 )
-_METRIC_RETURNS = "it is called with (outputs, targets) and must return a number, the batch's mean"
+_METRIC_RETURNS = (
+    "it is called with (outputs, targets) of the whole test set and must return a number"
+)
 _ON_CLASSES = (functional.cross_entropy, functional.nll_loss)
 _Result = TypeVar("_Result")
 
@@ -41,13 +46,19 @@ class _Pass(NamedTuple):
 
 
 def try_training(
-    model: FlatModel, loss: Loss, clients: Mapping[ClientId, ClientData], batch_size: int = 0
+    model: FlatModel,
+    loss: Loss,
+    clients: Mapping[ClientId, ClientData],
+    batch_size: int = 0,
+    *,
+    are_all: bool = True,
 ) -> bool:
     """Take the gradient of one batch of each kind of data; say if one was random.
 
     Model and generators are left as they were. A client whose data cannot be used will fail in its
-    rounds, so there is a warning; if there is no other, or for a label that the model has no output
-    for, ConfigError or DataError say what is wrong.
+    rounds, so a warning names it. ConfigError or DataError say what is wrong if that is so for
+    every client (and `are_all`: other processes have no more of them), and for what would not fail
+    but do harm: a label that the model has no output for, and shapes that a loss would broadcast.
     """
     failed: list[FedoptError] = []
     passes: dict[Any, _Pass] = {}  # by dtypes and dimensions
@@ -60,13 +71,13 @@ def try_training(
                 if kind not in passes:
                     count = min(batch_size or data.num_examples, data.num_examples)
                     passes[kind] = _try_step(model, loss, data, count, whom)
-        except UnknownClassError:
+        except (UnknownClassError, ShapeError):
             raise
         except FedoptError as error:
             failed.append(error)
         else:
             _require_labels(data, loss, passes[kind].num_classes, whom)
-    if failed and not passes:
+    if failed and are_all and not passes:
         raise failed[0]
     if failed:
         others = f", as will {len(failed) - 1} other clients" if len(failed) > 1 else ""
@@ -76,14 +87,16 @@ def try_training(
 
 
 def _try_step(model: FlatModel, loss: Loss, data: ClientData, count: int, whom: str) -> _Pass:
-    rows = torch.randperm(data.num_examples, generator=torch.Generator().manual_seed(0))[:count]
+    rows = _sample(data, count)
     before = generators.state(model.device)
     inputs, targets = _take(data, rows, model, whom)
     seen = f"{_shown(inputs, targets)} of {whom}"
     with _unchanged(model), torch.enable_grad():
-        outputs = _call("model", lambda: model.module.train()(inputs), seen, _MODEL_FITS)
+        module = model.module.train()
+        outputs = _call("model", lambda: outputs_of(module, inputs, count), seen, _MODEL_FITS)
         num_classes = _num_classes(loss, outputs, targets)
         _require_labels(data, loss, num_classes, whom, targets)
+        require_one_shape(loss, outputs, targets)
         value = _call("model.loss", lambda: loss(outputs, targets), seen, _LOSS_RETURNS)
         if not isinstance(value, Tensor) or value.shape != () or not value.requires_grad:
             returned = f"returned {_shown(value)}, without a gradient or not of shape []"
@@ -100,29 +113,50 @@ def try_evaluation(
     *,
     use_batch_statistics: bool = False,
 ) -> None:
-    """Evaluate the first part of the test data; ConfigError or DataError say what fails."""
+    """Evaluate as much of the test data as is evaluated at once; ConfigError or DataError say what
+    fails. It is drawn from all of it, which may be sorted."""
     whom = "the test data"
-    chunk = evaluation_chunks(test)[0]
+    count = len(evaluation_chunks(test)[0])
     with (
         generators.kept(model.device),
         _unchanged(model),
         evaluating(model, use_batch_statistics),
     ):
-        inputs, targets = _take(test, chunk, model, whom)
+        inputs, targets = _take(test, _sample(test, count), model, whom)
         seen = f"{_shown(inputs, targets)} of {whom}"
-        outputs = _call("model", lambda: model.module(inputs), seen, _MODEL_FITS)
+        outputs = _call("model", lambda: outputs_of(model.module, inputs, count), seen, _MODEL_FITS)
         _require_labels(test, loss, _num_classes(loss, outputs, targets), whom, targets)
+        require_one_shape(loss, outputs, targets)
         _call("model.loss", lambda: float(loss(outputs, targets)), seen, _LOSS_RETURNS)
-        if metric is not None:
-            own = metric
-            _call("model.metric", lambda: float(own(outputs, targets)), seen, _METRIC_RETURNS)
+        if metric is None or (count < test.num_examples and _measures(metric, outputs, targets)):
+            return
+        # what fails on a part of the test data may do on the whole, as one class has no AUC
+        _call(
+            "model.metric",
+            lambda: evaluate(model, test, loss, metric, use_batch_statistics=use_batch_statistics),
+            seen,
+            _METRIC_RETURNS,
+        )
+
+
+def _measures(metric: Metric, outputs: Any, targets: Any) -> bool:
+    with contextlib.suppress(Exception, SystemExit), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        float(metric(on_cpu(outputs), on_cpu(targets)))
+        return True
+    return False
+
+
+def _sample(data: ClientData, count: int) -> Tensor:
+    if count == data.num_examples:
+        return torch.arange(count)
+    return torch.randperm(data.num_examples, generator=torch.Generator().manual_seed(0))[:count]
 
 
 @contextlib.contextmanager
 def _unchanged(model: FlatModel) -> Iterator[None]:
-    """Put back parameters and buffers, those too that `forward` replaced by new ones."""
-    module = model.module
-    parameters = [(p, p.detach().clone()) for p in module.parameters()]
+    """Put back trainable parameters and buffers, those too that `forward` replaced by new ones."""
+    module, vector = model.module, model.vector.clone()
     buffers = [
         (owner, name, buffer, buffer.clone())
         for owner in module.modules()
@@ -133,8 +167,7 @@ def _unchanged(model: FlatModel) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for parameter, value in parameters:
-                parameter.copy_(value)
+            model.vector.copy_(vector)
             for owner, name, buffer, value in buffers:
                 owner._buffers[name] = buffer.copy_(value)
             model.gradient.zero_()
@@ -151,8 +184,7 @@ def _call(field: str, function: Callable[[], _Result], seen: str, remedy: str) -
     except torch.OutOfMemoryError:  # of the device, which says so itself
         raise
     except (Exception, SystemExit) as error:
-        text = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{field}: failed on {seen}: {text}; {remedy}") from error
+        raise ConfigError(f"{field}: failed on {seen}: {described(error)}; {remedy}") from error
 
 
 def _num_classes(loss: Loss, outputs: Any, targets: Any) -> int | None:
@@ -180,8 +212,8 @@ def _require_labels(
     if len(wrong):
         raise UnknownClassError(
             f"{whom}: has an example of class {int(wrong[0])}; the model has {num_classes} "
-            f"outputs, for classes 0 to {num_classes - 1}; mend the label or give the model more "
-            "outputs"
+            f"outputs, for classes 0 to {num_classes - 1}; fix the label or give the model more "
+            "outputs (a built-in model has one for each class of the test data)"
         )
 
 

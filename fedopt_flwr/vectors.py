@@ -28,11 +28,12 @@ class FlatModel:
 
     Parameters lie in `named_parameters()` order; each parameter and its `.grad` become views into
     `vector` and `gradient`, so writing to the vector changes the module and `backward()` fills the
-    gradient. Frozen parameters stay outside. The module is moved to `device` and changed in place.
+    gradient. Frozen parameters stay outside, so they may have any dtype. The module is moved to
+    `device` and changed in place.
 
     Raises ModelError, naming the parameter or buffer, when there is nothing to train, when a
-    trainable parameter is not float32, when something has no shape or no memory yet or a dtype that
-    NumPy does not know, when a buffer is complex, and for state that is no tensor.
+    trainable parameter is not float32, when something has no shape or no memory yet, when a buffer
+    is complex or has a dtype that NumPy does not know, and for state that is not a tensor.
     """
 
     def __init__(self, module: nn.Module, device: str | torch.device = "cpu") -> None:
@@ -89,9 +90,10 @@ class FlatModel:
     def state_arrays(self) -> list[np.ndarray]:
         """Return the whole state_dict, in its order, as NumPy (Flower's usual layout).
 
-        On the CPU the arrays share the module's memory: copy what is to outlive its next change.
+        Frozen parameters of a dtype that NumPy lacks (bfloat16) come as float32. On the CPU the
+        other arrays share the module's memory: copy what is to outlive its next change.
         """
-        return [t.detach().cpu().numpy() for t in self.module.state_dict().values()]
+        return [_as_numpy(value.detach().cpu()) for value in self.module.state_dict().values()]
 
     def load_state_arrays(self, arrays: Sequence[np.ndarray]) -> None:
         """Set the whole state_dict from arrays in its order, as `state_arrays` returns them."""
@@ -166,7 +168,7 @@ def _require_trainable(trainable: dict[str, nn.Parameter]) -> None:
 
 
 def _require_arrays(module: nn.Module) -> None:
-    """Refuse what cannot become a NumPy array, as messages and Flower's functions need it."""
+    """Refuse what has no values yet, and buffers that cannot travel as NumPy arrays."""
     buffers, state = dict(module.named_buffers()), module.state_dict(keep_vars=True)
     for name, value in {**buffers, **state}.items():
         if not isinstance(value, Tensor) or name.endswith("_extra_state"):
@@ -185,7 +187,7 @@ def _require_arrays(module: nn.Module) -> None:
                 f"{what}: is on device {value.device} with layout {value.layout}; must be dense "
                 "and hold values; make the model on the CPU"
             )
-        if name in state and not _numpy_knows(value.dtype):
+        if name in buffers and name in state and not _numpy_knows(value.dtype):
             raise ModelError(
                 f"{what}: dtype {value.dtype} has no NumPy equivalent; store it as torch.float32 "
                 "or torch.float16"
@@ -203,6 +205,13 @@ def _has_maximum(dtype: torch.dtype) -> bool:
     except RuntimeError:  # NotImplementedError is one
         return False
     return True
+
+
+def _as_numpy(value: Tensor) -> np.ndarray:
+    if not _numpy_knows(value.dtype):
+        value = value.to(torch.complex64 if value.is_complex() else torch.float32)
+    array: np.ndarray = value.numpy()
+    return array
 
 
 def _numpy_knows(dtype: torch.dtype) -> bool:

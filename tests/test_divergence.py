@@ -50,6 +50,37 @@ def test_what_counts_as_diverged() -> None:
     assert diverged_at(failed) is None
 
 
+def with_facts(*facts: tuple[float, float, float | None]) -> list[RoundRecord]:
+    """Records of (train loss, test loss, test accuracy)."""
+    return [
+        RoundRecord(t, train_loss=train, test_loss=test, test_accuracy=accuracy)
+        for t, (train, test, accuracy) in enumerate(facts, 1)
+    ]
+
+
+def test_overfitting_is_not_divergence() -> None:
+    """The model knows its training data by heart and is sure of its few mistakes."""
+    learned = (0.3, 0.3, 0.82)
+    assert diverged_at(with_facts(learned, (0.001, 0.9, 0.80)), initial_loss=0.7) is None
+    assert diverged_at(with_facts(learned, (0.001, 0.9, None)), initial_loss=0.7) is None
+    assert diverged_at(with_facts(learned, (1e-6, 15.0, 0.78)), initial_loss=0.7) is None
+    # of ten classes, and without the loss of the untrained model
+    many = [(1.2, 2.3, 0.3), (0.2, 0.9, 0.75), (0.001, 2.4, 0.74)]
+    assert diverged_at(with_facts(*many)) is None
+
+
+def test_a_model_that_no_longer_predicts_or_fits_has_diverged_all_the_same() -> None:
+    learned = (0.3, 0.3, 0.82)
+    # each client fits its own few classes at once; their mean knows none
+    assert diverged_at(with_facts(learned, (0.01, 0.9, 0.5)), initial_loss=0.7) == 2
+    # it predicts the larger class, as an untrained model does that is biased
+    assert diverged_at(with_facts(learned, (0.8, 0.9, 0.8)), initial_loss=0.7) == 2
+    assert diverged_at(with_facts(learned, (1e-3, float("inf"), 0.8)), initial_loss=0.7) == 2
+    assert diverged_at(with_facts(learned, (9.0, 15.0, 0.8)), initial_loss=0.7) == 2
+    ten = [(1.2, 2.3, 0.1), (0.2, 0.9, 0.75), (0.1, 2.4, 0.2)]
+    assert diverged_at(with_facts(*ten), initial_loss=2.3) == 3
+
+
 @pytest.mark.parametrize("eta", [1e6, 1e30])
 def test_a_rate_that_is_far_too_large_is_noticed(eta: float) -> None:
     settings = softmax_config("fedavg", 6, 3, client_learning_rate=eta)

@@ -141,11 +141,8 @@ def test_an_exception_in_the_users_model_is_a_failure_of_that_client() -> None:
     for record in result.rounds:
         assert (record.clients, record.failures) == ([0, 2], 1)
         (error,) = record.errors
-        assert error == {
-            "client": 1,
-            "phase": "train",
-            "error": "RuntimeError: sensor out of range",
-        }
+        assert (error["client"], error["phase"]) == (1, "train")
+        assert error["error"].startswith("RuntimeError: sensor out of range (")
 
 
 def test_own_loss_and_metric_are_used() -> None:

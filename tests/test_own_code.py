@@ -252,14 +252,6 @@ def test_a_label_that_the_model_has_not_is_refused_wherever_it_is() -> None:
     assert simulate(small_config(), model=linear_model, client_data=data).summary["failures"] == 0
 
 
-def test_batch_norm_needs_a_client_with_two_examples() -> None:
-    with pytest.raises(ConfigError, match="client 0: ValueError: Expected more than 1 value"):
-        simulate(small_config(), model=with_batch_norm, client_data=three_datasets(1))
-    one_by_one = small_config(training={"batch_size": 1})
-    with pytest.raises(ConfigError, match="batch norm may need batches of two or more"):
-        simulate(one_by_one, model=with_batch_norm, client_data=three_datasets())
-
-
 def test_the_trial_leaves_no_trace() -> None:
     """Batch norm's statistics, gradients and torch's generator are as they were."""
     model = FlatModel(with_batch_norm())

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from ..errors import DataError
+from ..imports import described
 
 
 class ClientData(Protocol):
@@ -128,7 +129,7 @@ class DatasetData:
     def _unreadable(self, what: str, error: BaseException) -> DataError:
         return DataError(
             f"data set of type {type(self._dataset).__name__}: {what} cannot be read: "
-            f"{type(error).__name__}: {error}; each example must be a pair (input, target), of "
+            f"{described(error)}; each example must be a pair (input, target), of "
             "tensors, arrays or numbers that stack into a batch"
         )
 

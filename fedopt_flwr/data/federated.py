@@ -25,7 +25,7 @@ from ..errors import (
     require_options,
     unknown_name,
 )
-from ..imports import is_import_path, load_attribute
+from ..imports import described, is_import_path, load_attribute
 from ..seeding import derive
 from .client_data import ClientData, TensorData, as_client_data
 from .partitions import Rows, partition
@@ -45,17 +45,22 @@ class FederatedData:
 
     @cached_property
     def num_classes(self) -> int:
-        """The largest class index and one; 0 where targets are no class indices."""
+        """The largest class index and one; 0 where targets are no class indices.
+
+        Counted in the test data alone where there are any: a server has no other data, and must
+        make the model that a simulation makes.
+        """
         if self.classes is not None:
             return self.classes
-        largest = -1
+        if self.test is not None:
+            with about("test data"):
+                return _count_classes(self.test)
+        counts = [0]
         unreadable: list[FedoptError] = []  # whose clients will fail in their rounds
-        for part in [*self.clients, *([self.test] if self.test else [])]:
-            with collected(unreadable), generators.kept(_CPU):
-                targets = part.targets()
-                if targets.ndim == 1 and targets.dtype.kind in "iub":
-                    largest = max(largest, int(targets.max()))
-        return 1 + largest
+        for part in self.clients:
+            with collected(unreadable):
+                counts.append(_count_classes(part))
+        return max(counts)
 
     def on_device(self, device: torch.device) -> FederatedData:
         """Return the same data with in-memory tensors on `device`, each moved once."""
@@ -70,9 +75,16 @@ class FederatedData:
 
     def label_counts(self) -> np.ndarray:
         """Return how many examples of each class each client holds, shape [clients, classes]."""
-        return np.stack(
-            [np.bincount(c.targets(), minlength=self.num_classes) for c in self.clients]
-        )
+        targets = [client.targets() for client in self.clients]
+        classes = max([self.num_classes, *(1 + int(labels.max()) for labels in targets)])
+        return np.stack([np.bincount(labels, minlength=classes) for labels in targets])
+
+
+def _count_classes(part: ClientData) -> int:
+    with generators.kept(_CPU):
+        targets = part.targets()
+    is_class = targets.ndim == 1 and targets.dtype.kind in "iub"
+    return 1 + max(-1, int(targets.max())) if is_class else 0
 
 
 def load_federated_data(config: RunConfig) -> FederatedData:
@@ -204,15 +216,17 @@ def _load_source(config: RunConfig) -> Source:
 def _call_loader(config: RunConfig) -> tuple[Any, Any]:
     federation, name = config.federation, config.data.name
     loader = load_attribute("data.name", name, config.import_folders)
+    seed = derive(federation.seed, "data")
     try:
-        train, test = loader(
-            num_clients=federation.num_clients,
-            seed=derive(federation.seed, "data") % 2**32,  # as NumPy's own seeds must be
-            **config.data.options,
-        )
+        with generators.kept(_CPU, seed):  # one that does not use its seed is the same everywhere
+            train, test = loader(
+                num_clients=federation.num_clients,
+                seed=seed % 2**32,  # as NumPy's own seeds must be
+                **config.data.options,
+            )
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"data.name: {name!r} failed: {type(error).__name__}: {error}; it is called with "
+            f"data.name: {name!r} failed: {described(error)}; it is called with "
             "num_clients, seed and data.options and must return (train, test): train is one data "
             "set, or a list with one data set a client; test may be None"
         ) from error
@@ -245,9 +259,10 @@ def _divided(train: ClientData, owners: np.ndarray | None, config: RunConfig) ->
 
 
 def _describe(clients: Sequence[ClientData], test: ClientData | None) -> FederatedData:
-    """Find the shape in the first part that can be read; the others' clients will fail alone."""
-    parts = {f"client {number}": client for number, client in enumerate(clients)}
-    parts |= {"test data": test} if test else {}
+    """Find the shape in the test data, as a server does, else in the first client's that can be
+    read; the others' clients will fail alone."""
+    parts = {"test data": test} if test else {}
+    parts |= {f"client {number}": client for number, client in enumerate(clients)}
     unreadable: list[FedoptError] = []
     for whom, part in parts.items():
         with collected(unreadable), about(whom), generators.kept(_CPU):

@@ -25,8 +25,8 @@ _ARCHIVES = {"CIFAR10": "cifar-10-python.tar.gz", "CIFAR100": "cifar-100-python.
 
 def cache_root() -> Path:
     """Return the folder for unpacked and downloaded data; it may not exist yet."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "fedopt-flwr" / "data"
+    base = _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return base / "fedopt-flwr" / "data"
 
 
 def configured_root(path: Path | None) -> Path:
@@ -34,17 +34,21 @@ def configured_root(path: Path | None) -> Path:
     named = path or os.environ.get("FEDOPT_DATA")
     if not named:
         return cache_root()
-    root = Path(named)
+    root = _expanded(named)
     if not root.is_dir():
         field = "data.path" if path else "environment variable FEDOPT_DATA"
         raise DataError(f"{field}: {str(root)!r} is not a folder; create it or name another one")
     return root
 
 
+def _expanded(path: Path | str) -> Path:
+    return Path(os.path.expanduser(path))  # leaves a user who is not known as it is
+
+
 def torchvision_dataset(class_name: str, root: Path, train: bool, **arguments: Any) -> Any:
     """Return torchvision's data set from `root`, from the cache, or from the network.
 
-    Files that are only there packed are unpacked into the cache, never beside the originals.
+    Files that are there only in packed form are unpacked into the cache, never beside them.
     """
     import torchvision.datasets
 

@@ -98,12 +98,11 @@ class ClientHost:
             seed=instruction.seed,
             folders=folders,
         )
-        model, loss = FlatModel(module, self._device), named_loss(instruction.loss, folders)
-        return ModelPool(
-            [model],
-            loss,
-            stochastic=try_training(model, loss, self._data, instruction.batch_size),
-        )
+        model = FlatModel(module, self._device)
+        loss = named_loss(instruction.loss, folders)
+        # a client that fails here fails in its rounds, as in a simulation; others may train
+        try_training(model, loss, self._data, instruction.batch_size, are_all=False)
+        return ModelPool([model], loss)
 
 
 class HostedClient:

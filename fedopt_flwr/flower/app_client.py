@@ -55,10 +55,7 @@ class Client(FederatedClient):
         data = as_client_data(dataset).on_device(place)
         identity = _identity(client_id, context)
         require_examples({identity: data})
-        # made anew for every message, so what a trial would find out is taken for granted
-        pool = ModelPool(
-            [FlatModel(copy.deepcopy(model), place)], loss, stochastic=True, metric=metric
-        )
+        pool = ModelPool([FlatModel(copy.deepcopy(model), place)], loss, metric=metric)
         self._context = context
         self._state_dir = state_dir
         super().__init__(identity, data, pool, MemoryStates())

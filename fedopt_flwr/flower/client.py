@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import time
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,14 @@ from ..algorithm import Algorithm, ClientId, ClientState
 from ..algorithms import ALGORITHMS
 from ..data import ClientData
 from ..errors import MessageError, unknown_name
-from ..objectives import Loss, Metric, ModelObjective, batch_positions, client_seed, evaluate
+from ..imports import described
+from ..objectives import Loss, Metric, ModelObjective, batch_positions, evaluate
+from ..seeding import derive
 from ..vectors import FlatModel, Layout, is_buffer_name
 from .messages import NEVER, Instruction, Scalar, decode, expected_arrays
 from .state import ClientStates
+
+_LOG = logging.getLogger("fedopt_flwr")
 
 
 class ModelPool:
@@ -32,12 +37,11 @@ class ModelPool:
         models: Sequence[FlatModel],
         loss: Loss,
         *,
-        stochastic: bool = False,
         metric: Metric | None = None,
     ) -> None:
         self.loss = loss
         self.metric = metric
-        self.stochastic = stochastic  # a training pass draws from a global generator
+        self.is_one = len(models) == 1  # so that one client trains at a time
         self._free: queue.LifoQueue[FlatModel] = queue.LifoQueue()
         for model in models:
             self._free.put(model)
@@ -90,7 +94,8 @@ class FederatedClient(NumPyClient):
                 upload, loss, steps = self._train(instruction, parameters, model)
                 arrays = [tensor.detach().cpu().numpy() for tensor in upload.values()]
         except (Exception, SystemExit) as error:
-            return [], 0, {"error": f"{type(error).__name__}: {error}"}
+            _LOG.error("client %s, round %s", self.client_id, instruction.round, exc_info=error)
+            return [], 0, {"error": described(error)}
         report: dict[str, Scalar] = {
             "arrays": ",".join(upload),
             "loss": loss,
@@ -145,7 +150,7 @@ class FederatedClient(NumPyClient):
             instruction.batch_size,
             instruction.local_steps or None,
             instruction.local_epochs or None,
-            client_seed(instruction.seed, self.client_id, instruction.round, "batches"),
+            derive(instruction.seed, "batches", self.client_id, instruction.round),
         )
         return ModelObjective(
             model,
@@ -155,17 +160,20 @@ class FederatedClient(NumPyClient):
             instruction.weight_decay,
             instruction.clip_norm,
             instruction.gradient_momentum,
-            client_seed(instruction.seed, self.client_id, instruction.round, "initial batch"),
+            derive(instruction.seed, "initial batch", self.client_id, instruction.round),
         )
 
     def _seeded_generators(
         self, instruction: Instruction, device: torch.device
     ) -> contextlib.AbstractContextManager[None]:
-        if not self._models.stochastic:
+        """Whatever draws from the global generators draws the same in every process.
+
+        Clients that train at the same time share them; there, nothing may draw.
+        """
+        if not self._models.is_one:
             return contextlib.nullcontext()
-        return generators.kept(
-            device, client_seed(instruction.seed, self.client_id, instruction.round, "model")
-        )
+        seed = derive(instruction.seed, "model", self.client_id, instruction.round)
+        return generators.kept(device, seed)
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]

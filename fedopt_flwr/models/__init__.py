@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import generators
 from ..errors import ConfigError, require_options, unknown_name
-from ..imports import is_import_path, load_attribute
+from ..imports import described, is_import_path, load_attribute
 from ..seeding import derive
 from .networks import cnn, logistic, mlp, resnet18
 
@@ -68,18 +69,19 @@ def make_model(
 def seeded_module(
     factory: Callable[[], nn.Module], seed: int, what: str = "model: the function failed"
 ) -> nn.Module:
-    """Call a factory with torch's global generator seeded for it, and restored afterwards.
+    """Call a factory with the global generators seeded for it, and restored afterwards.
 
     Raises ConfigError, which begins with `what`, if it raises or returns no module.
     """
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     every = range(torch.cuda.device_count()) if started else []
-    with torch.random.fork_rng(devices=every):
-        torch.manual_seed(derive(seed, "model"))
+    own_seed = derive(seed, "model")
+    with torch.random.fork_rng(devices=every), generators.kept(torch.device("cpu"), own_seed):
+        torch.manual_seed(own_seed)
         try:
             module = factory()
         except (Exception, SystemExit) as error:
-            raise ConfigError(f"{what}: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{what}: {described(error)}") from error
     if not isinstance(module, nn.Module):
         raise ConfigError(
             f"model: the factory returned a {type(module).__name__}; it must return an nn.Module"

@@ -1,0 +1,84 @@
+"""What belongs to several parts of the data, outputs or targets, as one value for all of it."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, MutableMapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import FedoptWarning
+
+
+def on_cpu(value: Any) -> Any:
+    """Return a copy in which every tensor is on the CPU and without a gradient."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return _mapping(value, {key: on_cpu(item) for key, item in value.items()})
+    if isinstance(value, (tuple, list)):
+        return _sequence(value, [on_cpu(item) for item in value])
+    return value
+
+
+def measured(
+    metric: Callable[[Any, Any], Any], parts: list[tuple[Any, Any]], sizes: list[int]
+) -> float:
+    """Return the metric of all parts' outputs and targets; `sizes` are their numbers of examples.
+
+    Where the parts cannot be joined, it is the mean of theirs, weighted by examples.
+    """
+    try:
+        outputs = joined([outputs for outputs, _ in parts], sizes)
+        targets = joined([targets for _, targets in parts], sizes)
+    except (RuntimeError, KeyError) as error:
+        warnings.warn(
+            f"model.metric: the parts of the test data cannot be joined ({error}), so it is the "
+            f"mean over parts of {sizes[0]} examples; pad all examples to one length",
+            FedoptWarning,
+            stacklevel=2,
+        )
+        values = [float(metric(*part)) for part in parts]
+        return sum(v * size for v, size in zip(values, sizes, strict=True)) / sum(sizes)
+    return float(metric(outputs, targets))
+
+
+def joined(parts: list[Any], sizes: list[int]) -> Any:
+    """Join the values of parts that hold so many examples each.
+
+    Tensors are concatenated in their first dimension, and so are those in mappings, tuples and
+    lists, entry by entry. Lists with one entry an example, and anything else, make one list.
+    Raises RuntimeError or KeyError where the parts have unlike shapes or keys.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Tensor) and first.ndim > 0:
+        return torch.cat(parts)
+    if isinstance(first, Mapping):
+        entries = {key: joined([part[key] for part in parts], sizes) for key in first}
+        return _mapping(first, entries)
+    if not isinstance(first, (tuple, list)):
+        return list(parts)
+    lengths = [len(part) for part in parts]
+    if lengths == sizes or len(set(lengths)) > 1:
+        return list(chain.from_iterable(parts))
+    return _sequence(first, [joined(list(entry), sizes) for entry in zip(*parts, strict=True)])
+
+
+def _mapping(like: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
+    """A mapping of the same kind: models' outputs may be dictionaries with attributes."""
+    if type(like) is dict or not isinstance(like, MutableMapping):
+        return entries
+    made = copy.copy(like)
+    for key, value in entries.items():
+        made[key] = value
+    return made
+
+
+def _sequence(like: tuple[Any, ...] | list[Any], items: list[Any]) -> Any:
+    return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
