@@ -3,7 +3,7 @@ BIN := .venv/bin
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
-.PHONY: install demo test test-slow test-newest lint
+.PHONY: install demo test test-slow test-newest lint structure
 
 install: .venv/installed
 
@@ -21,6 +21,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+structure: install
+	$(BIN)/python tests/structure.py
 
 test: lint
 	$(BIN)/pytest -n 2 -m "not slow"

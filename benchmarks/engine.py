@@ -29,14 +29,15 @@ from torch.nn import functional
 
 from fedopt_flwr import RunConfig
 from fedopt_flwr.data import FederatedData, load_federated_data
-from fedopt_flwr.deployment.apps import simulate_on_ray
-from fedopt_flwr.experiment import Experiment
-from fedopt_flwr.metrics import RoundRecord
-from fedopt_flwr.objectives import batch_positions
-from fedopt_flwr.runs import Result, Silent
-from fedopt_flwr.sampling import sample_uniform
-from fedopt_flwr.seeding import derive
-from fedopt_flwr.simulation import run_experiment
+from fedopt_flwr.randomness import derive
+from fedopt_flwr.rounds.record import RoundRecord
+from fedopt_flwr.rounds.sampling import sample_uniform
+from fedopt_flwr.run.experiment import Experiment
+from fedopt_flwr.run.flower_apps import simulate_on_ray
+from fedopt_flwr.run.result import Result
+from fedopt_flwr.run.run import Silent
+from fedopt_flwr.run.simulate import run_experiment
+from fedopt_flwr.training.objective import batch_positions
 
 WORKS = {"cnn": 25, "logistic": 50}  # model, clients a round
 

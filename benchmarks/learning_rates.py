@@ -17,8 +17,8 @@ from typing import Any
 from fedopt_flwr import RunConfig
 from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.data import load_federated_data
-from fedopt_flwr.experiment import Experiment
-from fedopt_flwr.simulation import run_experiment
+from fedopt_flwr.run.experiment import Experiment
+from fedopt_flwr.run.simulate import run_experiment
 
 SGD = {"client_learning_rate": [0.02, 0.05, 0.1, 0.2]}
 SERVER_ADAPTIVE = {"client_learning_rate": [0.05, 0.1], "server_learning_rate": [0.003, 0.01, 0.03]}

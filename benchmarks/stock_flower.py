@@ -22,8 +22,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedopt_flwr import RunConfig
-from fedopt_flwr.experiment import Experiment
 from fedopt_flwr.models import networks
+from fedopt_flwr.run.experiment import Experiment
 
 
 @lru_cache(maxsize=1)

@@ -34,13 +34,13 @@ from flwr.client import NumPyClient
 
 from fedopt_flwr import RunConfig
 from fedopt_flwr.data import load_test_data
-from fedopt_flwr.deployment.clients import ClientHost, HostedClient, states_in
 from fedopt_flwr.deployment.launcher import launch
 from fedopt_flwr.engines.stream import Roster
-from fedopt_flwr.experiment import Experiment
-from fedopt_flwr.metrics import RoundRecord
-from fedopt_flwr.runs import Run, Silent
-from fedopt_flwr.simulation import run_experiment
+from fedopt_flwr.rounds.record import RoundRecord
+from fedopt_flwr.run.experiment import Experiment
+from fedopt_flwr.run.hosts import ClientHost, HostedClient, states_in
+from fedopt_flwr.run.run import Run, Silent
+from fedopt_flwr.run.simulate import run_experiment
 
 CLIENTS = 8
 RULES = ("fedavg", "padamfed")

@@ -6,26 +6,26 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .config import RunConfig
+    from .config.run_config import RunConfig
     from .errors import ConfigError, DataError, FedoptError, MessageError, ModelError, RunError
-    from .runs import Result
-    from .simulation import resume, simulate
+    from .run.result import Result
+    from .run.simulate import resume, simulate
 
 __version__ = "0.1.0"
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless it is asked for
 
 _HOMES = {
-    "RunConfig": "config",
+    "RunConfig": "config.run_config",
     "ConfigError": "errors",
     "DataError": "errors",
     "FedoptError": "errors",
     "MessageError": "errors",
     "ModelError": "errors",
     "RunError": "errors",
-    "Result": "runs",
-    "resume": "simulation",
-    "simulate": "simulation",
+    "Result": "run.result",
+    "resume": "run.simulate",
+    "simulate": "run.simulate",
 }
 
 __all__ = [

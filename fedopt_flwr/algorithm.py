@@ -1,8 +1,9 @@
 """The contract between a federated rule and everything that runs it.
 
 A rule is a frozen set of hyperparameters with pure methods; its state is passed in and returned.
-Tensors are flat float32 vectors of shape [size] (see `vectors.FlatModel`); a leading client axis is
-allowed, so rules reduce over the last dimension only. `delta` is new minus old everywhere.
+Tensors are flat float32 vectors of shape [size] (see `training.flat_model.FlatModel`); a leading
+client axis is allowed, so rules reduce over the last dimension only. `delta` is new minus old
+everywhere.
 """
 
 from __future__ import annotations

@@ -22,10 +22,11 @@ from torch import nn
 
 from . import algorithms
 from .algorithm import Algorithm
-from .errors import ConfigError, validation_problems
+from .errors import ConfigError
 from .flower.app_strategy import REQUIRED_OPTIONS, option_defaults
 from .flower.app_strategy import Strategy as Strategy
 from .flower.app_strategy import StrategyOptions as StrategyOptions
+from .problems import validation_problems
 
 
 class RuleStrategy(Strategy):

@@ -8,7 +8,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedopt_flwr.cli.show import RunDisplay
-from fedopt_flwr.deployment.apps import read_run_config, serve_on_grid
+from fedopt_flwr.run.flower_apps import read_run_config, serve_on_grid
 
 app = ServerApp()
 

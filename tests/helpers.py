@@ -20,10 +20,10 @@ from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.conformance.harness import Federation, Toy, linear
 from fedopt_flwr.data import from_datasets
 from fedopt_flwr.engines.in_process import run_in_process
-from fedopt_flwr.experiment import Experiment
 from fedopt_flwr.flower import FederatedClient, FederatedStrategy, MemoryStates
-from fedopt_flwr.metrics import RoundRecord
-from fedopt_flwr.runs import Silent
+from fedopt_flwr.rounds.record import RoundRecord
+from fedopt_flwr.run.experiment import Experiment
+from fedopt_flwr.run.run import Silent
 
 FEATURES, CLASSES = 4, 3
 

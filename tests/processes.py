@@ -17,7 +17,7 @@ import pytest
 import tomli_w
 
 from fedopt_flwr.flower import DiskStates
-from fedopt_flwr.outputs import RunDirectory
+from fedopt_flwr.run.directory import RunDirectory
 
 PATIENCE = 90.0  # seconds; only a broken test waits so long
 

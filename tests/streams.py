@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedopt_flwr import RunConfig
-from fedopt_flwr.deployment.clients import ClientHost, HostedClient, states_in
-from fedopt_flwr.deployment.server import serve
 from fedopt_flwr.engines.stream import ClientTls, Roster, ServerAddress, ServerTls, StreamClient
 from fedopt_flwr.errors import FedoptError
-from fedopt_flwr.metrics import RoundRecord
-from fedopt_flwr.runs import Result, Silent
+from fedopt_flwr.rounds.record import RoundRecord
+from fedopt_flwr.run.hosts import ClientHost, HostedClient, states_in
+from fedopt_flwr.run.result import Result
+from fedopt_flwr.run.run import Silent
+from fedopt_flwr.run.serve import serve
 
 PATIENCE = 60.0  # seconds; only a broken test waits so long
 

@@ -18,8 +18,8 @@ from torch.utils.data import TensorDataset
 from fedopt_flwr.errors import MessageError, RunError
 from fedopt_flwr.flower import FederatedClient, MemoryStates
 from fedopt_flwr.flower.messages import ROUND, decode, encode, encoded_bytes, to_arrays
-from fedopt_flwr.sampling import sample_uniform, sorted_ids
-from fedopt_flwr.vectors import Layout
+from fedopt_flwr.rounds.sampling import sample_uniform, sorted_ids
+from fedopt_flwr.training.flat_model import Layout
 
 CLIENTS = as_datasets(softmax_clients([20, 6, 12, 30, 9]))
 

@@ -16,7 +16,7 @@ from fedopt_flwr import simulate
 from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.data.client_data import TensorData
 from fedopt_flwr.flower import MemoryStates
-from fedopt_flwr.runs import Result
+from fedopt_flwr.run.result import Result
 
 if torch.cuda.is_available():  # PyTorch takes one kind of accelerator at a time
     pytest.skip("this machine has a GPU; test_cuda.py uses it", allow_module_level=True)
@@ -63,7 +63,7 @@ def train(
 
 def apart(monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> Result:
     with monkeypatch.context() as patch, another_device() as device:
-        patch.setattr("fedopt_flwr.experiment.pick_device", lambda name: device)
+        patch.setattr("fedopt_flwr.run.experiment.pick_device", lambda name: device)
         return train(**arguments)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from processes import FEDOPT, QUICK, fedopt, refused
 
-from fedopt_flwr.checkpoints import has_checkpoint
 from fedopt_flwr.cli import main
 from fedopt_flwr.errors import FedoptWarning
+from fedopt_flwr.run.checkpoints import has_checkpoint
 
 WIDE = ["--set", "model.options.hidden=[9000]"]
 

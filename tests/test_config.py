@@ -13,8 +13,8 @@ from pydantic import Field, ValidationError
 
 from fedopt_flwr import ConfigError, DataError, ModelError, RunConfig, simulate
 from fedopt_flwr.algorithms import FedAvg
-from fedopt_flwr.errors import validation_problems
-from fedopt_flwr.settings import apply_setting, as_setting
+from fedopt_flwr.config.text import apply_setting, as_setting
+from fedopt_flwr.problems import validation_problems
 
 
 def problems(settings: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedopt_flwr import RunConfig, simulate
-from fedopt_flwr.experiment import Experiment
+from fedopt_flwr.run.experiment import Experiment
 
 pytestmark = [
     pytest.mark.cuda,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fedopt_flwr import ConfigError, DataError, RunConfig, simulate
-from fedopt_flwr.config import PartitionSection
+from fedopt_flwr.config.sections import PartitionSection
 from fedopt_flwr.data import (
     DatasetData,
     TensorData,
@@ -22,7 +22,7 @@ from fedopt_flwr.data import (
     load_test_data,
 )
 from fedopt_flwr.data.partitions import partition
-from fedopt_flwr.objectives import batch_positions, num_steps
+from fedopt_flwr.training.objective import batch_positions, num_steps
 
 TARGETS = np.repeat(np.arange(10), 60)
 CPU = torch.device("cpu")

@@ -10,7 +10,8 @@ from helpers import SOFTMAX_DATA, linear_model, softmax_config
 
 from fedopt_flwr import simulate
 from fedopt_flwr.errors import FedoptWarning
-from fedopt_flwr.metrics import NOT_FINITE, RoundRecord, diverged_at
+from fedopt_flwr.rounds.record import NOT_FINITE, RoundRecord
+from fedopt_flwr.run.summary import diverged_at
 
 
 def test_a_run_that_diverges_says_so_and_leaves_strict_json(tmp_path: Path) -> None:

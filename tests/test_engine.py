@@ -27,11 +27,13 @@ from torch.utils.data import TensorDataset
 from fedopt_flwr import ConfigError, RunConfig, simulate
 from fedopt_flwr.data import as_client_data
 from fedopt_flwr.errors import FedoptWarning
-from fedopt_flwr.experiment import Experiment
 from fedopt_flwr.flower import FederatedClient
-from fedopt_flwr.metrics import RoundRecord, holds_from, rounds_to_target, summarize
-from fedopt_flwr.objectives import ModelObjective, accuracy, evaluate
-from fedopt_flwr.vectors import FlatModel
+from fedopt_flwr.rounds.record import RoundRecord
+from fedopt_flwr.run.experiment import Experiment
+from fedopt_flwr.run.summary import holds_from, rounds_to_target, summarize
+from fedopt_flwr.training.evaluation import accuracy, evaluate
+from fedopt_flwr.training.flat_model import FlatModel
+from fedopt_flwr.training.objective import ModelObjective
 
 
 @pytest.mark.parametrize("name", SOME_FAST)

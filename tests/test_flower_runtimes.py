@@ -22,8 +22,8 @@ from processes import Processes, free_port, require_c_is_the_mean, wait_until
 
 from fedopt_flwr import ConfigError, MessageError, RunConfig, simulate
 from fedopt_flwr.algorithms import ALGORITHMS
-from fedopt_flwr.deployment.apps import DEFAULTS, client_of_node, read_run_config
 from fedopt_flwr.flower import ContextStates
+from fedopt_flwr.run.flower_apps import DEFAULTS, client_of_node, read_run_config
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent

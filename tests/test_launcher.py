@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedopt_flwr import RunConfig
-from fedopt_flwr.client_ids import parse_ids
+from fedopt_flwr.config.client_ids import parse_ids
 from fedopt_flwr.deployment.launcher import ClientProcesses, _shares
 
 

@@ -27,12 +27,12 @@ from torch.utils.data import Subset
 from fedopt_flwr import ConfigError, RunConfig, RunError, clients, simulate, strategies
 from fedopt_flwr.algorithms import ALGORITHMS, FedAvg
 from fedopt_flwr.data import as_client_data, from_datasets
-from fedopt_flwr.engines.foreign import ForeignProxy, run_pair
 from fedopt_flwr.engines.in_process import run_in_process
-from fedopt_flwr.experiment import Experiment
+from fedopt_flwr.engines.pairs import ForeignProxy, run_pair
 from fedopt_flwr.flower import FederatedStrategy, MemoryStates
 from fedopt_flwr.flower.app_client import Client
-from fedopt_flwr.metrics import RoundRecord
+from fedopt_flwr.rounds.record import RoundRecord
+from fedopt_flwr.run.experiment import Experiment
 
 DATA = as_datasets(softmax_clients([9, 14, 6]))
 SIZES = {"num_clients": 3, "clients_per_round": 2, "num_rounds": 4}

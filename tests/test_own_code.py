@@ -26,10 +26,10 @@ from fedopt_flwr.algorithm import Algorithm
 from fedopt_flwr.algorithms import ALGORITHMS, FedAvg
 from fedopt_flwr.data import as_client_data
 from fedopt_flwr.errors import FedoptWarning
-from fedopt_flwr.imports import load_attribute
-from fedopt_flwr.runs import Silent
-from fedopt_flwr.trial import try_training
-from fedopt_flwr.vectors import FlatModel
+from fedopt_flwr.own_code import load_attribute
+from fedopt_flwr.run.run import Silent
+from fedopt_flwr.training.dry_run import try_training
+from fedopt_flwr.training.flat_model import FlatModel
 
 HERE = __name__
 

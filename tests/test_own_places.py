@@ -15,7 +15,7 @@ from test_own_code import settings
 from torch import nn
 
 from fedopt_flwr import FedoptError, RunConfig, simulate
-from fedopt_flwr.imports import place_of
+from fedopt_flwr.own_code import place_of
 
 OWN = """
 import json

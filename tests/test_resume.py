@@ -31,8 +31,8 @@ from fedopt_flwr import ConfigError, RunConfig, resume, simulate
 from fedopt_flwr.algorithm import Plan
 from fedopt_flwr.data import DatasetData, FederatedData, as_client_data, fingerprint
 from fedopt_flwr.errors import FedoptWarning
-from fedopt_flwr.outputs import RunDirectory
-from fedopt_flwr.resuming import read_run, require_same_clients
+from fedopt_flwr.run.directory import RunDirectory
+from fedopt_flwr.run.resuming import read_run, require_same_clients
 
 
 class Stop(Exception):

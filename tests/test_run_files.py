@@ -29,9 +29,9 @@ from torch import nn
 
 from fedopt_flwr import ConfigError, RunConfig, RunError, resume, simulate
 from fedopt_flwr.errors import FedoptWarning
-from fedopt_flwr.metrics import RoundRecord
-from fedopt_flwr.outputs import RunDirectory
-from fedopt_flwr.plots import draw_partition
+from fedopt_flwr.rounds.record import RoundRecord
+from fedopt_flwr.run.directory import RunDirectory
+from fedopt_flwr.run.plots import draw_partition
 
 
 @pytest.mark.parametrize("buffers", ["average", "local"])
@@ -227,7 +227,7 @@ def test_curves_that_cannot_be_written_do_not_fail_a_run(
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedopt_flwr.runs.draw_curves", full)
+    monkeypatch.setattr("fedopt_flwr.run.run.draw_curves", full)
     with pytest.warns(FedoptWarning, match=r"curves.png: not drawn: .*No space left"):
         simulate(digits_config("fedavg", tmp_path / "run"))
     assert (tmp_path / "run" / "model.safetensors").exists()
@@ -258,7 +258,7 @@ def test_a_disk_that_is_full_is_named(
     def full(*arguments: Any) -> None:
         raise SafetensorError("No space left on device (os error 28)")
 
-    monkeypatch.setattr("fedopt_flwr.checkpoints.save_file", full)
+    monkeypatch.setattr("fedopt_flwr.run.checkpoints.save_file", full)
     settings = digits_config("fedavg")
     every = 4 if what == "checkpoint" else 0
     settings["output"] = {"directory": tmp_path / "run", "checkpoint_every": every}
@@ -375,7 +375,7 @@ def test_a_refused_folder_leaves_none_of_its_parents(
     def stop(*arguments: Any, **options: Any) -> None:
         raise RunError("nobody came")
 
-    monkeypatch.setattr("fedopt_flwr.simulation.run_in_process", stop)
+    monkeypatch.setattr("fedopt_flwr.run.simulate.run_in_process", stop)
     with pytest.raises(RunError, match="nobody came"):
         simulate(digits_config("fedavg", tmp_path / "a" / "b" / "c"))
     assert not list(tmp_path.iterdir())

@@ -10,8 +10,8 @@ import pytest
 from helpers import At, checkpointed, digits_config, model_bytes, without_times
 
 from fedopt_flwr import ConfigError, RunError, simulate
-from fedopt_flwr.checkpoints import has_checkpoint
-from fedopt_flwr.metrics import RoundRecord
+from fedopt_flwr.rounds.record import RoundRecord
+from fedopt_flwr.run.checkpoints import has_checkpoint
 
 
 def test_a_run_whose_folder_was_moved_writes_nothing_into_the_next_one(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_disk_that_is_full_at_the_start_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedopt_flwr.outputs.Path.write_text", full)
+        patch.setattr("fedopt_flwr.run.directory.Path.write_text", full)
         with pytest.raises(ConfigError, match=r"output.directory: cannot write .*No space left"):
             simulate(digits_config("fedavg", tmp_path / "a" / "run"))
     assert not list(tmp_path.iterdir())

@@ -14,15 +14,9 @@ from helpers import OpenRun, as_datasets, linear_model, open_run, softmax_client
 from fedopt_flwr import RunConfig, simulate
 from fedopt_flwr.algorithms import FedAvg, FedMoS
 from fedopt_flwr.flower import FederatedClient
-from fedopt_flwr.flower.participation import CLUSTERS, Participation, make_plan
-from fedopt_flwr.flower.replies import Upload
-from fedopt_flwr.sampling import (
-    by_cluster,
-    by_share,
-    cluster,
-    fill_slots,
-    reply_weights,
-)
+from fedopt_flwr.rounds.participation import CLUSTERS, Participation, make_plan
+from fedopt_flwr.rounds.record import Upload
+from fedopt_flwr.rounds.sampling import by_cluster, by_share, cluster, fill_slots, reply_weights
 
 SIZES = [30, 5, 12, 50, 8, 20]
 SHARES = dict(enumerate(SIZES))

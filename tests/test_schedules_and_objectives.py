@@ -22,10 +22,10 @@ from torch import nn
 from torch.nn import functional
 
 from fedopt_flwr.algorithms import ALGORITHMS
-from fedopt_flwr.config import ScheduleSection
-from fedopt_flwr.objectives import ModelObjective, batch_positions
-from fedopt_flwr.schedules import rate_factor, scheduled
-from fedopt_flwr.vectors import FlatModel
+from fedopt_flwr.config.sections import ScheduleSection
+from fedopt_flwr.rounds.schedules import rate_factor, scheduled
+from fedopt_flwr.training.flat_model import FlatModel
+from fedopt_flwr.training.objective import ModelObjective, batch_positions
 
 
 def with_training(settings: dict[str, Any], **training: object) -> dict[str, Any]:

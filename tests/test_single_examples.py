@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from fedopt_flwr import simulate
 from fedopt_flwr.data import as_client_data
-from fedopt_flwr.objectives import accuracy, evaluate
-from fedopt_flwr.trial import try_training
-from fedopt_flwr.vectors import FlatModel
+from fedopt_flwr.training.dry_run import try_training
+from fedopt_flwr.training.evaluation import accuracy, evaluate
+from fedopt_flwr.training.flat_model import FlatModel
 
 SIZES = [5, 7, 1]
 

@@ -22,7 +22,7 @@ from processes import (
     write_config,
 )
 
-from fedopt_flwr.checkpoints import has_checkpoint
+from fedopt_flwr.run.checkpoints import has_checkpoint
 
 pytestmark = pytest.mark.slow
 FEDOPT = f"{sys.executable} -m fedopt_flwr"

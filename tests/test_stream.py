@@ -24,18 +24,18 @@ from flwr.proto.transport_pb2_grpc import FlowerServiceStub
 from streams import ClientThread, ServerThread, hosted_clients, make_config
 
 from fedopt_flwr import ConfigError, MessageError, RunConfig, RunError, simulate
-from fedopt_flwr.client_ids import certificate_covers, parse_ids
+from fedopt_flwr.config.client_ids import certificate_covers, parse_ids
 from fedopt_flwr.data import load_test_data
-from fedopt_flwr.deployment.clients import ClientHost, HostedClient
-from fedopt_flwr.deployment.server import serve
 from fedopt_flwr.engines.stream import Roster
 from fedopt_flwr.engines.stream.protocol import CLAIM_KEY, Claim
-from fedopt_flwr.experiment import Experiment
 from fedopt_flwr.flower import DiskStates
 from fedopt_flwr.flower.messages import ROUND
 from fedopt_flwr.flower.sizes import message_bytes, require_messages_fit
-from fedopt_flwr.outputs import RunDirectory
-from fedopt_flwr.runs import Silent
+from fedopt_flwr.run.directory import RunDirectory
+from fedopt_flwr.run.experiment import Experiment
+from fedopt_flwr.run.hosts import ClientHost, HostedClient
+from fedopt_flwr.run.run import Silent
+from fedopt_flwr.run.serve import serve
 
 
 class Faulty:

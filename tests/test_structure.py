@@ -1,116 +1,62 @@
-"""Import directions, start-up imports, and that every table says what the folders hold."""
+"""Size and order of the package, start-up imports, and that every table says what folders hold."""
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structure
 
 import fedopt_flwr
 from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.cli.rules import describe, markdown_pages, markdown_table
 
 PACKAGE = Path(fedopt_flwr.__file__).parent
-ROOMS = {
-    "errors": 0,
-    "seeding": 0,
-    "generators": 0,
-    "devices": 1,
-    "imports": 1,
-    "vectors": 1,
-    "settings": 1,
-    "config": 1,
-    "algorithm": 1,
-    "client_ids": 1,
-    "checkpoints": 2,
-    "algorithms": 2,
-    "sampling": 2,
-    "schedules": 2,
-    "conformance": 3,
-    "joining": 1,
-    "single_examples": 1,
-    "shapes": 1,
-    "objectives": 2,
-    "trial": 3,
-    "models": 2,
-    "data": 2,
-    "metrics": 2,
-    "outputs": 2,
-    "plots": 2,
-    "flower": 3,
-    "engines": 3,
-    "experiment": 4,
-    "resuming": 4,
-    "runs": 4,
-    "simulation": 4,
-    "deployment": 4,
-    "strategies": 4,
-    "clients": 4,
-    "cli": 5,
-    "__main__": 5,
-}
-MAY_IMPORT = {
-    "flwr": {"flower", "engines"},
-    "grpc": {"engines"},
-    "ray": {"engines"},
-    "typer": {"cli"},
-}
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Absolute names of everything a file imports, inside functions too."""
-    package = list(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            level = node.level - (path.name == "__init__.py")
-            base = package[: len(package) - level] if node.level else []
-            yield ".".join([*base, *([node.module] if node.module else [])])
+def test_the_structure_stays_within_its_limits() -> None:
+    found = structure.counts()
+    assert {name: n for name, n in found.items() if n > structure.LIMITS[name]} == {}
+    assert structure.circles() == []
 
 
-def room_of(module: str) -> str | None:
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[0] == "fedopt_flwr" else None
+def test_a_circle_of_imports_is_noticed() -> None:
+    graph = {"one": {"two"}, "two": {"three"}, "three": {"one"}, "four": {"one"}}
+    assert structure.reach(graph, "one") == {"one", "two", "three"}
+    assert structure.groups_in_a_circle(graph) == [["one", "three", "two"]]
 
 
-def violations(path: Path, names: Iterator[str]) -> list[str]:
-    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    found = []
-    for name in names:
-        room = room_of(name)
-        if room and ROOMS[room] > ROOMS[own]:
-            found.append(
-                f"{path}: imports {name}: room {ROOMS[own]} must not import room {ROOMS[room]}"
-            )
-        allowed = MAY_IMPORT.get(name.split(".")[0])
-        if allowed is not None and own not in allowed:
-            found.append(f"{path}: imports {name}: only {sorted(allowed)} may")
-    return found
+def lint(config: Path) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).parent / "lint-imports", "--no-cache", "--config", config]
+    return subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
 
 
-FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if p != PACKAGE / "__init__.py"]
+def test_the_order_of_the_rooms_is_held_by_the_linter(tmp_path: Path) -> None:
+    """`make lint` runs it; here with two rooms exchanged, which must be noticed."""
+    whole = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
+    contracts = whole[whole.index("[tool.importlinter]") :]
+    config = tmp_path / "pyproject.toml"
+    config.write_text(contracts)
+    assert lint(config).returncode == 0
+    exchanged = contracts.replace('"config",\n', '"X",\n', 1)
+    exchanged = exchanged.replace('"data",\n', '"config",\n', 1).replace('"X"', '"data"', 1)
+    assert exchanged != contracts
+    config.write_text(exchanged)
+    found = lint(config)
+    assert found.returncode == 1
+    assert (
+        "fedopt_flwr.config is not allowed to import" in found.stdout
+        or "fedopt_flwr.data is not allowed to import" in found.stdout
+    )
 
 
-def test_no_room_imports_a_higher_one() -> None:
-    found = [line for path in FILES for line in violations(path, imports(path))]
-    assert not found, "\n".join(found)
-
-
-def test_the_import_test_can_fail() -> None:
-    path = PACKAGE / "algorithms" / "fedavg.py"
-    names = ["fedopt_flwr.experiment", "flwr.common", "typer", "fedopt_flwr.algorithm"]
-    assert len(violations(path, iter(names))) == 3
-
-
-def test_modules_stay_small() -> None:
-    long = {p.name: n for p in FILES if (n := len(p.read_text().splitlines())) > 300}
-    assert not long, long
+def test_contributing_names_every_room() -> None:
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    tree = text[text.index("## The rooms") : text.index("## Adding a rule")]
+    assert {room for room in structure.rooms() if f"{room}" not in tree} == set()
 
 
 def test_table_of_rules_equals_the_files() -> None:

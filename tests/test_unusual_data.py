@@ -25,8 +25,8 @@ from fedopt_flwr import ConfigError, DataError, RunConfig, simulate
 from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.data import as_client_data
 from fedopt_flwr.errors import FedoptWarning
-from fedopt_flwr.objectives import ModelObjective
-from fedopt_flwr.vectors import FlatModel
+from fedopt_flwr.training.flat_model import FlatModel
+from fedopt_flwr.training.objective import ModelObjective
 
 
 class Shifted(TensorDataset):

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedopt_flwr.errors import ModelError
 from fedopt_flwr.models import make_model
-from fedopt_flwr.vectors import FlatModel, average_buffers
+from fedopt_flwr.training.flat_model import FlatModel, average_buffers
 
 
 def small() -> nn.Module:

@@ -19,9 +19,9 @@ from fedopt_flwr import ConfigError, simulate
 from fedopt_flwr.data import as_client_data
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.flower import FederatedClient, MemoryStates, ModelPool
-from fedopt_flwr.joining import joined
-from fedopt_flwr.objectives import accuracy, evaluate
-from fedopt_flwr.vectors import FlatModel
+from fedopt_flwr.training.evaluation import accuracy, evaluate
+from fedopt_flwr.training.flat_model import FlatModel
+from fedopt_flwr.training.joining import joined
 
 SIZE = 1203  # three parts of 401
 

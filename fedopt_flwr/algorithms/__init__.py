@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..algorithm import Algorithm
-from ..errors import ConfigError, unknown_name
-from ..imports import is_import_path, load_attribute
+from ..errors import ConfigError
+from ..own_code import is_import_path, load_attribute
+from ..problems import unknown_name
 
 # The table, in the order in which rules are shown: one line a rule.
 # isort: off

@@ -10,8 +10,10 @@ from typing import Annotated
 import typer
 
 from ..algorithms import ALGORITHMS
-from ..config import MAX_SEED, RunConfig
-from ..errors import ConfigError, unknown_name
+from ..config.run_config import RunConfig
+from ..config.sections import MAX_SEED
+from ..errors import ConfigError
+from ..problems import unknown_name
 from . import federation
 from .console import Debug
 from .options import AlgorithmName, ConfigFile, Settings, read_config, with_directory
@@ -67,7 +69,7 @@ def simulate(
             raise ConfigError(
                 "--resume: takes the configuration from its directory; give no other beside it"
             )
-        from ..simulation import resume as resume_run
+        from ..run.simulate import resume as resume_run
         from .show import RunDisplay
 
         with RunDisplay(directory=resume) as display:
@@ -75,7 +77,7 @@ def simulate(
         display.finish(result, resume)
         return
     run_config = with_directory(read_config(config, algorithm, settings))
-    from ..simulation import simulate as simulate_run
+    from ..run.simulate import simulate as simulate_run
     from .show import RunDisplay
 
     with RunDisplay(directory=run_config.output.directory) as display:
@@ -85,7 +87,7 @@ def simulate(
 
 def _simulate_on_ray(config: RunConfig, cpus: float, gpus: float) -> None:
     run_config = with_directory(config)
-    from ..deployment.apps import simulate_on_ray
+    from ..run.flower_apps import simulate_on_ray
     from .show import RunDisplay
 
     with RunDisplay(directory=run_config.output.directory) as display:
@@ -193,7 +195,7 @@ def partition(
     """Print and draw how many examples of each class each client holds."""
     run_config = read_config(config, None, settings)
     from ..data import load_federated_data
-    from ..plots import draw_partition
+    from ..run.plots import draw_partition
     from .show import print_label_counts
 
     data = load_federated_data(run_config)

@@ -13,15 +13,16 @@ from rich.console import Console
 from rich.table import Table
 
 from ..algorithms import ALGORITHMS
-from ..config import RunConfig
+from ..config.run_config import RunConfig
 from ..data import load_federated_data
 from ..errors import ConfigError, RunError
-from ..experiment import Experiment
-from ..metrics import Measure, RoundRecord, as_json, holds_from, rounds_to_target
-from ..outputs import CURVES
-from ..plots import draw_curves
-from ..runs import Result
-from ..simulation import run_experiment
+from ..rounds.record import RoundRecord, as_json
+from ..run.directory import CURVES
+from ..run.experiment import Experiment
+from ..run.plots import draw_curves
+from ..run.result import Result
+from ..run.simulate import run_experiment
+from ..run.summary import Measure, holds_from, rounds_to_target
 from .options import new_folder
 from .show import RunDisplay
 

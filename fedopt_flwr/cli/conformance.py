@@ -12,7 +12,7 @@ from rich.table import Table
 from ..algorithms import ALGORITHMS, load_rule
 from ..conformance import Outcome, verify_pair, verify_rule
 from ..errors import ConfigError
-from ..imports import is_import_path, load_attribute
+from ..own_code import is_import_path, load_attribute
 
 _COLOURS = {"passed": "green", "failed": "red", "not applicable": "dim"}
 

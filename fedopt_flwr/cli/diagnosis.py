@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..config import RunConfig
+from ..config.run_config import RunConfig
 from ..data.files import cache_root, configured_root
 from ..errors import FedoptError
 from .console import LOG
@@ -108,8 +108,8 @@ def _cache() -> str:
 
 def _configuration(config: RunConfig) -> str:
     """Put the whole experiment together and say what a round would send."""
-    from ..experiment import Experiment
     from ..flower.sizes import message_bytes, require_messages_fit
+    from ..run.experiment import Experiment
 
     experiment = Experiment(config)
     rule, model = experiment.rule, experiment.model

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..config.text import as_setting
 from ..errors import ConfigError, FedoptWarning
-from ..settings import as_setting
 from .addresses import require_address, with_port
 from .console import Debug
 from .options import (
@@ -25,9 +25,9 @@ from .options import (
 from .show import mute
 
 if TYPE_CHECKING:
-    from ..checkpoints import Checkpoint
-    from ..config import RunConfig
+    from ..config.run_config import RunConfig
     from ..engines.stream import ClientTls, ServerTls
+    from ..run.checkpoints import Checkpoint
 
 certs = typer.Typer(help="Make certificates for a federation.", no_args_is_help=True)
 
@@ -64,14 +64,14 @@ def server(
     if resume is None:
         run_config, checkpoint = with_directory(read_config(config, algorithm, settings)), None
     else:
-        from ..resuming import read_run
+        from ..run.resuming import read_run
 
         run_config, checkpoint = read_run(resume, config, settings or [])
     if not insecure:
         os.environ["GRPC_VERBOSITY"] = "info"  # HandshakeLog lives on it; before flwr is imported
     tls = _server_tls(certificate, key, client_ca, insecure)
-    from ..deployment.server import serve
     from ..engines.stream import Roster
+    from ..run.serve import serve
     from .federation_show import FederationDisplay
 
     with FederationDisplay(directory=run_config.output.directory) as display:
@@ -113,9 +113,9 @@ def client(
     ids = _ids(client_id, client_ids)
     tls = _client_tls(ca, certificate, key, insecure)
     require_state_directory(state_dir)
-    from ..deployment.clients import serve_clients
     from ..deployment.leash import follow_parent
     from ..engines.stream import ServerAddress
+    from ..run.hosts import serve_clients
 
     follow_parent()
     if tls is not None:
@@ -150,7 +150,7 @@ def launch(
             raise ConfigError(
                 "--resume: takes the configuration from its directory; give no other beside it"
             )
-        from ..resuming import read_run
+        from ..run.resuming import read_run
 
         run_config, checkpoint = read_run(resume)
         config = (resume / "config.toml").absolute()
@@ -275,7 +275,7 @@ def _ids(client_id: str | None, client_ids: str | None) -> list[int | str]:
     text = client_id if client_id is not None else client_ids
     if text is None or (client_id is not None and client_ids is not None):
         raise ConfigError("--client-id or --client-ids: give one of the two")
-    from ..client_ids import parse_ids
+    from ..config.client_ids import parse_ids
 
     option = "--client-id" if client_id is not None else "--client-ids"
     try:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from ..algorithm import Algorithm, Plan
     from ..engines.stream import Roster
-    from ..experiment import Experiment
-    from ..runs import Result
+    from ..run.experiment import Experiment
+    from ..run.result import Result
 
 _ROWS = 30  # clients in the live table
 _NAMED = 10  # missing clients that are named

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..config import RunConfig
+from ..config.run_config import RunConfig
 from ..errors import ConfigError
 
 

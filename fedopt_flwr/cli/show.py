@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from ..algorithm import Algorithm, Plan
-    from ..experiment import Experiment
-    from ..metrics import RoundRecord
-    from ..runs import Result
+    from ..rounds.record import RoundRecord
+    from ..run.experiment import Experiment
+    from ..run.result import Result
 
 _MISSED = {  # by phase
     "start": "not counted",
@@ -98,7 +98,7 @@ class RunDisplay:
             self._progress.stop()
 
     def _how_to_resume(self) -> str:
-        from ..checkpoints import has_checkpoint
+        from ..run.checkpoints import has_checkpoint
 
         when = f"after round {self._last_round}" if self._last_round else "before a round was over"
         if self._directory is not None and has_checkpoint(self._directory):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientId, ClientState, Plan, Reply, ServerState
-from ..sampling import reply_weights
+from ..rounds.sampling import reply_weights
 
 START = [1.0, -1.0]  # the model before round 1
 RATES = {"client_learning_rate": 0.1, "server_learning_rate": 1.0}

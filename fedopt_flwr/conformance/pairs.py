@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from ..engines.foreign import run_pair
+from ..engines.pairs import run_pair
 from .checks import Outcome, require, run_check
 
 _CLIENTS = 4

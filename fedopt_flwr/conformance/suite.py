@@ -10,7 +10,8 @@ from functools import partial
 
 from pydantic import ValidationError
 
-from ..errors import ConfigError, validation_problems
+from ..errors import ConfigError
+from ..problems import validation_problems
 from .adaptive import ADAPTIVE
 from .checks import Kind, Outcome, run_check
 from .control_variates import CONTROL_VARIATES

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from ..errors import DataError
-from ..imports import described
+from ..own_code import described
 
 
 class ClientData(Protocol):

@@ -12,21 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import generators
+from .. import randomness
 from ..algorithm import ClientId
-from ..config import RunConfig
-from ..errors import (
-    ConfigError,
-    DataError,
-    FedoptError,
-    about,
-    collected,
-    raise_together,
-    require_options,
-    unknown_name,
-)
-from ..imports import described, is_import_path, load_attribute
-from ..seeding import derive
+from ..config.run_config import RunConfig
+from ..errors import ConfigError, DataError, FedoptError
+from ..own_code import described, is_import_path, load_attribute
+from ..problems import about, collected, raise_together, require_options, unknown_name
+from ..randomness import derive
 from .client_data import ClientData, TensorData, as_client_data
 from .partitions import Rows, partition
 from .sources import SOURCES, Source
@@ -81,7 +73,7 @@ class FederatedData:
 
 
 def _count_classes(part: ClientData) -> int:
-    with generators.kept(_CPU):
+    with randomness.kept(_CPU):
         targets = part.targets()
     is_class = targets.ndim == 1 and targets.dtype.kind in "iub"
     return 1 + max(-1, int(targets.max())) if is_class else 0
@@ -218,7 +210,7 @@ def _call_loader(config: RunConfig) -> tuple[Any, Any]:
     loader = load_attribute("data.name", name, config.import_folders)
     seed = derive(federation.seed, "data")
     try:
-        with generators.kept(_CPU, seed):  # one that does not use its seed is the same everywhere
+        with randomness.kept(_CPU, seed):  # one that does not use its seed is the same everywhere
             train, test = loader(
                 num_clients=federation.num_clients,
                 seed=seed % 2**32,  # as NumPy's own seeds must be
@@ -265,7 +257,7 @@ def _describe(clients: Sequence[ClientData], test: ClientData | None) -> Federat
     parts |= {f"client {number}": client for number, client in enumerate(clients)}
     unreadable: list[FedoptError] = []
     for whom, part in parts.items():
-        with collected(unreadable), about(whom), generators.kept(_CPU):
+        with collected(unreadable), about(whom), randomness.kept(_CPU):
             inputs, _ = next(part.batches([torch.zeros(1, dtype=torch.int64)], _CPU))
             shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
             return FederatedData(list(clients), test, shape)

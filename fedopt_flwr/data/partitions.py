@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import PartitionSection
+from ..config.sections import PartitionSection
 from ..errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import RunConfig
-from ..errors import ConfigError, DataError, unknown_name
-from ..seeding import derive
+from ..config.run_config import RunConfig
+from ..errors import ConfigError, DataError
+from ..problems import unknown_name
+from ..randomness import derive
 from .files import configured_root, torchvision_dataset
 
 Part = tuple[Tensor, Tensor]

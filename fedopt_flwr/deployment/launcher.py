@@ -14,16 +14,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from ..checkpoints import Checkpoint
-from ..config import RunConfig
+from ..config.run_config import RunConfig
 from ..engines.stream import Roster
 from ..errors import ConfigError, FedoptError, MessageError, RunError
-from ..metrics import RoundRecord
-from ..outputs import ROUNDS
-from ..runs import Listener, Result
-from .clients import states_in
+from ..rounds.record import RoundRecord
+from ..run.checkpoints import Checkpoint
+from ..run.directory import ROUNDS
+from ..run.hosts import states_in
+from ..run.result import Result
+from ..run.run import Listener
+from ..run.serve import serve
 from .leash import LEASHED
-from .server import serve
 
 _HOST = "127.0.0.1"
 _GRACE_SECONDS = 10.0

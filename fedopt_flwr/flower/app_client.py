@@ -15,10 +15,11 @@ from torch.nn import functional
 from ..algorithm import Algorithm, ClientId
 from ..algorithms import register
 from ..data import as_client_data, require_examples
-from ..devices import pick_device
 from ..errors import ConfigError, MessageError
-from ..objectives import Loss, Metric
-from ..vectors import FlatModel
+from ..training.devices import pick_device
+from ..training.evaluation import Metric
+from ..training.flat_model import FlatModel
+from ..training.objective import Loss
 from .client import FederatedClient, ModelPool
 from .messages import Instruction, Scalar
 from .state import ContextStates, DiskStates, MemoryStates

@@ -14,9 +14,10 @@ from torch import nn
 
 from ..algorithm import Algorithm
 from ..algorithms import register
-from ..config import FederationSection, RunConfig, TrainingSection
-from ..metrics import RoundRecord
-from ..vectors import FlatModel
+from ..config.run_config import RunConfig
+from ..config.sections import FederationSection, TrainingSection
+from ..rounds.record import RoundRecord
+from ..training.flat_model import FlatModel
 from .messages import Instruction, Scalar, to_arrays
 from .replies import own_metrics
 from .strategy import FederatedStrategy

@@ -14,15 +14,17 @@ import torch
 from flwr.client import NumPyClient
 from torch import Tensor
 
-from .. import generators
+from .. import randomness
 from ..algorithm import Algorithm, ClientId, ClientState
 from ..algorithms import ALGORITHMS
 from ..data import ClientData
-from ..errors import MessageError, unknown_name
-from ..imports import described
-from ..objectives import Loss, Metric, ModelObjective, batch_positions, evaluate
-from ..seeding import derive
-from ..vectors import FlatModel, Layout, is_buffer_name
+from ..errors import MessageError
+from ..own_code import described
+from ..problems import unknown_name
+from ..randomness import derive
+from ..training.evaluation import Metric, evaluate
+from ..training.flat_model import FlatModel, Layout, is_buffer_name
+from ..training.objective import Loss, ModelObjective, batch_positions
 from .messages import NEVER, Instruction, Scalar, decode, expected_arrays
 from .state import ClientStates
 
@@ -173,7 +175,7 @@ class FederatedClient(NumPyClient):
         if not self._models.is_one:
             return contextlib.nullcontext()
         seed = derive(instruction.seed, "model", self.client_id, instruction.round)
-        return generators.kept(device, seed)
+        return randomness.kept(device, seed)
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]

@@ -13,9 +13,9 @@ from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 
 from ..algorithm import ClientId
-from ..config import FederationSection
+from ..config.sections import FederationSection
 from ..errors import FedoptWarning, RunError
-from ..sampling import sorted_ids
+from ..rounds.sampling import sorted_ids
 from .messages import Scalar
 
 _POLL_SECONDS = 0.05

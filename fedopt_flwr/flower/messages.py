@@ -18,10 +18,10 @@ from flwr.common import Parameters, ndarrays_to_parameters
 from numpy.lib import format as npy
 from torch import Tensor
 
-from ..config import RunConfig
+from ..config.run_config import RunConfig
 from ..errors import MessageError
-from ..metrics import NOT_FINITE
-from ..vectors import FlatModel, Layout
+from ..rounds.record import NOT_FINITE
+from ..training.flat_model import FlatModel, Layout
 
 Scalar = bool | bytes | float | int | str
 Phase = Literal["start", "train", "gradient"]

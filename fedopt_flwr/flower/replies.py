@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from flwr.common import Code, FitRes
@@ -12,18 +11,9 @@ from torch import Tensor
 
 from ..algorithm import ClientId, Reply
 from ..errors import MessageError
-from ..metrics import NOT_FINITE, RoundRecord
-from ..vectors import Layout, is_buffer_name
+from ..rounds.record import NOT_FINITE, RoundRecord, Upload
+from ..training.flat_model import Layout, is_buffer_name
 from .messages import Phase, Scalar, decode, encoded_bytes, to_arrays
-
-
-@dataclass(frozen=True)
-class Upload:
-    """What one client sent, checked."""
-
-    arrays: Mapping[str, Tensor]
-    loss: float
-    seconds: float
 
 
 def accept(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..algorithm import Algorithm
-from ..config import RunConfig
+from ..config.run_config import RunConfig
 from ..errors import ConfigError
-from ..vectors import FlatModel, Layout
+from ..training.flat_model import FlatModel, Layout
 from .messages import encoded_size, expected_arrays
 
 _INSTRUCTION_BYTES = 8192  # an upper bound

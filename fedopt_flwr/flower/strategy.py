@@ -13,13 +13,13 @@ from flwr.server.strategy import Strategy
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientId, Plan, ServerState
-from ..checkpoints import Snapshot
-from ..config import RunConfig
+from ..config.run_config import RunConfig
 from ..errors import RunError
-from ..metrics import RoundRecord
-from ..objectives import Evaluation
-from ..schedules import changed_numbers, scheduled
-from ..vectors import FlatModel, average_buffers, is_buffer_name
+from ..rounds.participation import Participation, make_plan
+from ..rounds.record import RoundRecord, Snapshot, Upload
+from ..rounds.schedules import changed_numbers, scheduled
+from ..training.evaluation import Evaluation
+from ..training.flat_model import FlatModel, average_buffers, is_buffer_name
 from .members import Members, ask_all
 from .messages import (
     IN_MEMORY,
@@ -32,8 +32,7 @@ from .messages import (
     expected_arrays,
     to_arrays,
 )
-from .participation import Participation, make_plan
-from .replies import Upload, accept, buffers_of, fill_record
+from .replies import accept, buffers_of, fill_record
 from .wrappers import refuse_privacy_wrappers
 
 Fit = tuple[ClientProxy, FitRes]

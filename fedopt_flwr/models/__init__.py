@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import generators
-from ..errors import ConfigError, require_options, unknown_name
-from ..imports import described, is_import_path, load_attribute
-from ..seeding import derive
+from .. import randomness
+from ..errors import ConfigError
+from ..own_code import described, is_import_path, load_attribute
+from ..problems import require_options, unknown_name
+from ..randomness import derive
 from .networks import cnn, logistic, mlp, resnet18
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -76,7 +77,7 @@ def seeded_module(
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     every = range(torch.cuda.device_count()) if started else []
     own_seed = derive(seed, "model")
-    with torch.random.fork_rng(devices=every), generators.kept(torch.device("cpu"), own_seed):
+    with torch.random.fork_rng(devices=every), randomness.kept(torch.device("cpu"), own_seed):
         torch.manual_seed(own_seed)
         try:
             module = factory()

@@ -36,7 +36,7 @@ from flwr.proto.transport_pb2_grpc import FlowerServiceStub
 from ...algorithm import ClientId
 from ...errors import ConfigError, FedoptError, RunError
 from ...flower.messages import ROUND, to_arrays
-from ...seeding import derive
+from ...randomness import derive
 from ..common import Answering
 from .protocol import (
     CLAIM_KEY,

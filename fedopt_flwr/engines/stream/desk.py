@@ -14,8 +14,8 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
 
 from ...algorithm import ClientId
-from ...client_ids import certificate_covers
-from ...config import RunConfig
+from ...config.client_ids import certificate_covers
+from ...config.run_config import RunConfig
 from ...flower.members import Members
 from .protocol import CLAIM_KEY, LONGEST_PAUSE_SECONDS, RUN_IS_OVER, Claim
 from .proxy import Seat, StreamProxy

@@ -17,7 +17,7 @@ import grpc
 from flwr.server.superlink.fleet.grpc_bidi.flower_service_servicer import FlowerServiceServicer
 from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
 
-from ...config import RunConfig
+from ...config.run_config import RunConfig
 from ...errors import ConfigError, Terminated
 from ...flower import FederatedStrategy
 from ..common import LeanServer, intra_op_threads, quiet

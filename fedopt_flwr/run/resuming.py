@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .algorithm import Plan
+from ..algorithm import Plan
+from ..config.run_config import RunConfig
+from ..data.fingerprint import TRAINING
+from ..errors import ConfigError, FedoptWarning
 from .checkpoints import Checkpoint
-from .config import RunConfig
-from .data.fingerprint import TRAINING
-from .errors import ConfigError, FedoptWarning
+from .directory import CONFIG, MODEL, SUMMARY, RunDirectory
 from .experiment import Experiment
-from .outputs import CONFIG, MODEL, SUMMARY, RunDirectory
 
 _MAY_CHANGE = {  # how long one waits, what computes, what is kept
     "federation.min_replies",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from .errors import ModelError
+from ..errors import ModelError
 
 _BUFFER_PREFIX = "buffers."
 

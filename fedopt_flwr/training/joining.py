@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import FedoptWarning
+from ..errors import FedoptWarning
 
 
 def on_cpu(value: Any) -> Any:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .files import replacing
-from .metrics import RoundRecord
+from ..files import replacing
+from ..rounds.record import RoundRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

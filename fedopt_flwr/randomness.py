@@ -7,6 +7,7 @@ seeded for each client and round and put back afterwards.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -44,3 +45,9 @@ def state(device: torch.device) -> tuple[Any, ...]:
         torchs.append(torch.cuda.get_rng_state(device))
     tail = numpys[2:]
     return random.getstate(), numpys[1].tobytes(), tail, [t.numpy().tobytes() for t in torchs]
+
+
+def derive(seed: int, *purpose: str | int) -> int:
+    """Return a seed in [0, 2**63) that depends on every part; 1 and "1" are different parts."""
+    digest = hashlib.blake2b(repr((seed, *purpose)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

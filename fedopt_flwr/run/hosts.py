@@ -15,19 +15,19 @@ import numpy as np
 
 from ..algorithm import ClientId
 from ..algorithms import load_rule
-from ..config import RunConfig
+from ..config.run_config import RunConfig
 from ..data import ClientData, load_client_data
-from ..devices import pick_device
 from ..engines.common import keep_freed_memory
 from ..engines.stream import ServerAddress, StreamClient
 from ..errors import FedoptError, MessageError
 from ..flower import ClientStates, DiskStates, FederatedClient, ModelPool
 from ..flower.messages import Instruction, Scalar
-from ..imports import is_import_path
 from ..models import make_model
-from ..objectives import named_loss
-from ..trial import try_training
-from ..vectors import FlatModel
+from ..own_code import is_import_path
+from ..training.devices import pick_device
+from ..training.dry_run import try_training
+from ..training.evaluation import named_loss
+from ..training.flat_model import FlatModel
 
 _GRACE_SECONDS = 5.0
 

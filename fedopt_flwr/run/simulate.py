@@ -10,16 +10,18 @@ from typing import Any
 
 from torch import nn
 
+from ..config.run_config import RunConfig
+from ..data import from_datasets
+from ..engines.in_process import run_in_process
+from ..errors import ConfigError, FedoptWarning
+from ..flower import FederatedClient, MemoryStates
+from ..training.evaluation import Metric
+from ..training.objective import Loss
 from .checkpoints import Checkpoint
-from .config import RunConfig
-from .data import from_datasets
-from .engines.in_process import run_in_process
-from .errors import ConfigError, FedoptWarning
 from .experiment import Experiment
-from .flower import FederatedClient, MemoryStates
-from .objectives import Loss, Metric
+from .result import Result
 from .resuming import read_run, require_same
-from .runs import Listener, Result, Run, Silent
+from .run import Listener, Run, Silent
 
 
 @dataclass(frozen=True)

@@ -1,62 +1,17 @@
-"""What a run records each round, and what is computed from that at the end."""
+"""What is computed from the records of a run at its end."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from .algorithm import ClientId
+from ..rounds.record import NOT_FINITE, RoundRecord
 
 Measure = Literal["test_accuracy", "test_loss"]
-NOT_FINITE = "not finite"  # in the error of every reply or message with NaN or infinite values
 _DIVERGED = 20.0  # times the first loss
 _AS_BEFORE = 0.9  # times the first test loss: no better than an untrained model
 _FITS = 0.5  # times the first test loss: a training loss that low is of a model that learned
-
-
-@dataclass
-class RoundRecord:
-    """One round; the keys of rounds.jsonl. Round 0 is the start pass of rules that have one."""
-
-    round: int
-    clients: list[ClientId] = field(default_factory=list)  # whose reply was counted, sorted
-    failures: int = 0  # asked and not counted
-    train_loss: float | None = None  # mean minibatch loss, weighted by examples
-    test_loss: float | None = None
-    test_metric: float | None = None  # what model.metric measures
-    test_accuracy: float | None = None  # the same where the metric is "accuracy"
-    uplink_bytes: int = 0  # of encoded arrays, over all clients asked
-    downlink_bytes: int = 0
-    uplink_vectors: int = 0  # model-sized arrays, over all clients asked
-    downlink_vectors: int = 0
-    seconds: float = 0.0  # from the choice of clients to the new model, without the evaluation
-    client_seconds: float | None = None  # mean local work of a counted client
-    chosen: dict[str, float] = field(default_factory=dict)  # step sizes of this round alone
-    errors: list[dict[str, Any]] = field(default_factory=list)  # client, phase, error
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @property
-    def num_asked(self) -> int:
-        return len(self.clients) + self.failures
-
-    @property
-    def vectors_per_client(self) -> float:
-        """V(t): vectors down and up for each participating client."""
-        total = self.uplink_vectors + self.downlink_vectors
-        return total / self.num_asked if self.num_asked else 0.0
-
-
-def as_json(value: Any) -> Any:
-    """Return plain values in which numbers that are not finite are None: JSON knows no NaN."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: as_json(item) for key, item in value.items()}
-    return [as_json(item) for item in value] if isinstance(value, list) else value
 
 
 def rounds_to_target(

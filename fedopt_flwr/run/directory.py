@@ -17,16 +17,10 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
-from .checkpoints import (
-    Checkpoint,
-    has_checkpoint,
-    read_checkpoint,
-    save_tensors,
-    write_checkpoint,
-)
-from .errors import ConfigError, RunError
-from .files import replacing
-from .metrics import RoundRecord, as_json
+from ..errors import ConfigError, RunError
+from ..files import replacing
+from ..rounds.record import RoundRecord, as_json
+from .checkpoints import Checkpoint, has_checkpoint, read_checkpoint, save_tensors, write_checkpoint
 
 CONFIG, ROUNDS, SUMMARY, MODEL = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors"
 CURVES = "curves.png"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .errors import ConfigError
+from ..errors import ConfigError
 
 
 def pick_device(name: str, field: str = "training.device") -> torch.device:

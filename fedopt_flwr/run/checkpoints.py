@@ -15,25 +15,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .algorithm import ClientId
-from .errors import ConfigError
-from .files import replacing
+from ..algorithm import ClientId
+from ..errors import ConfigError
+from ..files import replacing
+from ..rounds.record import Snapshot
 
 LAYOUT = 2  # of the file; 1 was a folder of three files
 _OLD_FOLDER = "checkpoint"  # of layout 1
 _NAME = re.compile(r"checkpoint-(\d{6,})\.safetensors")
 _TEXT, _DIGEST, _LAYOUT = "fedopt", "digest", "layout"  # keys of the metadata
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """All that the server needs to continue after `round` as if it had never stopped."""
-
-    run: str  # names the run for clients that keep its state
-    round: int
-    vectors: Mapping[str, Tensor]
-    buffers: Mapping[str, Tensor]
-    versions: Mapping[ClientId, int]  # round of each client's last counted reply
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from ..checkpoints import Checkpoint
-from ..config import RunConfig
+from ..config.run_config import RunConfig
 from ..data import load_test_data
 from ..engines.common import keep_freed_memory
 from ..engines.stream import Roster, ServerTls, run_on_streams
 from ..errors import ConfigError
-from ..experiment import Experiment
 from ..flower.sizes import require_messages_fit
-from ..resuming import require_same
-from ..runs import Listener, Result, Run
+from .checkpoints import Checkpoint
+from .experiment import Experiment
+from .result import Result
+from .resuming import require_same
+from .run import Listener, Run
 
 
 def serve(

@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 from pydantic_core import PydanticCustomError
 
-from .errors import ConfigError
+from ..errors import ConfigError
 
 _PATHS = {"data.path", "output.directory"}
 

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from ..algorithm import ClientId
-from ..client_ids import parse_ids
-from ..config import RunConfig
+from ..config.client_ids import parse_ids
+from ..config.run_config import RunConfig
 from ..data import load_test_data
 from ..engines.grid import run_on_grid, run_on_ray
 from ..errors import ConfigError, RunError
-from ..experiment import Experiment
 from ..flower import ClientStates, ContextStates
-from ..runs import Listener, Result, Run
-from .clients import ClientHost, HostedClient, states_in
+from .experiment import Experiment
+from .hosts import ClientHost, HostedClient, states_in
+from .result import Result
+from .run import Listener, Run
 
 # Keys of Flower's run config, which must all be declared in pyproject.toml with these defaults
 DEFAULTS: dict[str, bool | float | int | str] = {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .errors import ConfigError, FedoptWarning
+from ..errors import ConfigError, FedoptWarning
 
 _ELEMENTWISE = (
     functional.mse_loss,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .algorithm import ClientId
+from ..algorithm import ClientId
 
 MAX_IDS = 100_000  # of one process or certificate
 

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from . import generators
-from .algorithm import ClientId
-from .data import ClientData
-from .errors import ConfigError, DataError, FedoptError, FedoptWarning, about
-from .imports import described
+from .. import randomness
+from ..algorithm import ClientId
+from ..data import ClientData
+from ..errors import ConfigError, DataError, FedoptError, FedoptWarning
+from ..own_code import described
+from ..problems import about
+from .evaluation import Metric, evaluate, evaluating, evaluation_chunks
+from .flat_model import FlatModel
 from .joining import on_cpu
-from .objectives import Loss, Metric, evaluate, evaluating, evaluation_chunks
+from .objective import Loss
 from .shapes import ShapeError, require_one_shape
 from .single_examples import outputs_of
-from .vectors import FlatModel
 
 _MODEL_FITS = (
     "the model and the data must fit in shape and dtype (see model.name and model.options)"
@@ -66,7 +68,7 @@ def try_training(
     for client_id in sorted(clients, key=lambda i: -clients[i].num_examples):
         data, whom = clients[client_id], f"client {client_id}"
         try:
-            with generators.kept(model.device):
+            with randomness.kept(model.device):
                 kind = _kind(_take(data, first, model, whom))
                 if kind not in passes:
                     count = min(batch_size or data.num_examples, data.num_examples)
@@ -88,7 +90,7 @@ def try_training(
 
 def _try_step(model: FlatModel, loss: Loss, data: ClientData, count: int, whom: str) -> _Pass:
     rows = _sample(data, count)
-    before = generators.state(model.device)
+    before = randomness.state(model.device)
     inputs, targets = _take(data, rows, model, whom)
     seen = f"{_shown(inputs, targets)} of {whom}"
     with _unchanged(model), torch.enable_grad():
@@ -102,7 +104,7 @@ def _try_step(model: FlatModel, loss: Loss, data: ClientData, count: int, whom: 
             returned = f"returned {_shown(value)}, without a gradient or not of shape []"
             raise ConfigError(f"model.loss: {returned}, on {seen}; {_LOSS_RETURNS}")
         _call("model.loss", value.backward, seen, _LOSS_RETURNS)
-    return _Pass(before != generators.state(model.device), num_classes)
+    return _Pass(before != randomness.state(model.device), num_classes)
 
 
 def try_evaluation(
@@ -118,7 +120,7 @@ def try_evaluation(
     whom = "the test data"
     count = len(evaluation_chunks(test)[0])
     with (
-        generators.kept(model.device),
+        randomness.kept(model.device),
         _unchanged(model),
         evaluating(model, use_batch_statistics),
     ):

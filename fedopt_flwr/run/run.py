@@ -1,4 +1,4 @@
-"""One run of an experiment, whatever engine drives it: strategy, files, records, result."""
+"""One run of an experiment, whatever engine drives it: strategy, files, records."""
 
 from __future__ import annotations
 
@@ -8,56 +8,27 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import takewhile
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Protocol
 
-import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
-from .algorithm import Algorithm, ClientId, Plan
+from ..algorithm import Algorithm, ClientId, Plan
+from ..config.run_config import RunConfig
+from ..errors import FedoptError, FedoptWarning, RunError
+from ..flower import STATE_LOST, FederatedStrategy
+from ..own_code import file_of, is_import_path
+from ..rounds.record import RoundRecord
 from .checkpoints import Checkpoint
-from .config import RunConfig
-from .errors import FedoptError, FedoptWarning, RunError
+from .directory import CURVES, RunDirectory
 from .experiment import Experiment
-from .flower import STATE_LOST, FederatedStrategy
-from .imports import file_of, is_import_path
-from .metrics import RoundRecord, summarize
-from .outputs import CURVES, RunDirectory
 from .plots import draw_curves
+from .result import Result
 from .resuming import require_same_clients
+from .summary import summarize
 
 _FLOAT_BYTES = 4
 _NAMED = 5  # failing clients that are named
-
-
-@dataclass
-class Result:
-    """What a run gives back: the final vector (NumPy, float32), the module with it, the records."""
-
-    parameters: np.ndarray
-    model: nn.Module
-    rounds: list[RoundRecord]
-    summary: dict[str, Any]
-    rounds_before: int = 0  # of the checkpoint that this call resumed
-
-    @property
-    def idle_from(self) -> int | None:
-        """The round from which no reply counted, if that is more than half of the rounds that were
-        run and no divergence says why."""
-        run = [record for record in self.rounds if record.round > self.rounds_before]
-        idle = list(takewhile(lambda record: not record.clients, reversed(run)))
-        is_most = 2 * len(idle) > len(run)
-        return idle[-1].round if is_most and self.summary["diverged_at"] is None else None
-
-    @property
-    def last_error(self) -> str | None:
-        """What the last client failed with in a run that ended without replies."""
-        if self.idle_from is None:
-            return None
-        idle = [record for record in self.rounds if record.round >= self.idle_from]
-        errors = [error for record in idle for error in record.errors] or [{}]
-        return f"client {errors[-1].get('client')}: {errors[-1].get('error')}"
 
 
 class Listener(Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TypeVar
 
-from .algorithm import Algorithm
-from .config import Schedule, ScheduleSection
+from ..algorithm import Algorithm
+from ..config.sections import Schedule, ScheduleSection
 
 Rule = TypeVar("Rule", bound=Algorithm)
 

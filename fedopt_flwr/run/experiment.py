@@ -10,43 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import generators
-from .algorithm import ClientId
+from .. import randomness
+from ..algorithm import ClientId
+from ..config.run_config import RunConfig
+from ..data import ClientData, FederatedData, fingerprint, load_federated_data, require_examples
+from ..errors import ConfigError, FedoptError, FedoptWarning, RunError
+from ..flower import ModelPool
+from ..flower.messages import Instruction
+from ..models import find_model, make_model, seeded_module
+from ..own_code import described, file_digest, function_of, is_import_path
+from ..problems import about, collected, raise_together
+from ..randomness import derive
+from ..training.devices import pick_device
+from ..training.dry_run import try_evaluation, try_training
+from ..training.evaluation import Evaluation, Metric, accuracy, evaluate, named_loss, named_metric
+from ..training.flat_model import FlatModel
+from ..training.objective import Loss
 from .checkpoints import Origin
-from .config import RunConfig
-from .data import (
-    ClientData,
-    FederatedData,
-    fingerprint,
-    load_federated_data,
-    require_examples,
-)
-from .devices import pick_device
-from .errors import (
-    ConfigError,
-    FedoptError,
-    FedoptWarning,
-    RunError,
-    about,
-    collected,
-    raise_together,
-)
-from .flower import ModelPool
-from .flower.messages import Instruction
-from .imports import described, file_digest, function_of, is_import_path
-from .models import find_model, make_model, seeded_module
-from .objectives import (
-    Evaluation,
-    Loss,
-    Metric,
-    accuracy,
-    evaluate,
-    named_loss,
-    named_metric,
-)
-from .seeding import derive
-from .trial import try_evaluation, try_training
-from .vectors import FlatModel
 
 
 class Experiment:
@@ -112,7 +92,7 @@ class Experiment:
         if metric is not accuracy or test is None:
             return metric
         first = torch.zeros(1, dtype=torch.int64)
-        with about("test data"), generators.kept(first.device):
+        with about("test data"), randomness.kept(first.device):
             _, targets = next(test.batches([first], torch.device("cpu")))
         if not isinstance(targets, Tensor) or (
             targets.ndim > 0 and not targets.is_floating_point()
@@ -191,7 +171,7 @@ class Experiment:
             raise ConfigError("test_data: none is given, so nothing can be evaluated; give some")
         local = self._uses_batch_statistics(model)
         try:
-            with generators.kept(self.device, derive(self.config.federation.seed, "evaluation")):
+            with randomness.kept(self.device, derive(self.config.federation.seed, "evaluation")):
                 loss, metric = evaluate(
                     model, test, self.loss, self.metric, use_batch_statistics=local
                 )

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from .algorithm import ClientId
-from .errors import RunError
-from .seeding import derive
+from ..algorithm import ClientId
+from ..errors import RunError
+from ..randomness import derive
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,10 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ..algorithm import Algorithm, ClientId, Plan, Reply, ServerState
-from ..config import FederationSection, RunConfig
+from ..config.run_config import RunConfig
+from ..config.sections import FederationSection
 from ..errors import FedoptWarning
-from ..objectives import num_steps
-from ..sampling import (
+from ..randomness import derive
+from ..training.objective import num_steps
+from .record import Upload
+from .sampling import (
     by_cluster,
     by_share,
     cluster,
@@ -23,8 +26,6 @@ from ..sampling import (
     sample_uniform,
     sample_weighted,
 )
-from ..seeding import derive
-from .replies import Upload
 
 CLUSTERS = "clusters"  # among the server's vectors: a label for each client
 

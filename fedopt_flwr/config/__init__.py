@@ -1,0 +1,1 @@
+"""What can be set, as one object."""

@@ -1,0 +1,1 @@
+"""One run: put together, driven, written down, resumed."""
