@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import as_datasets, linear_model, open_run, softmax_clients
-from test_own_code import settings
+from helpers import as_datasets, linear_model, open_run, small_config, softmax_clients
 from torch import nn
 
 from fedopt_flwr import FedoptError, RunConfig, simulate
@@ -90,7 +89,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.delitem(sys.modules, "ownplace", raising=False)
     (tmp_path / "ownplace.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    return settings(data={"name": "ownplace:load"}, model={"name": "ownplace:Net"})
+    return small_config(data={"name": "ownplace:load"}, model={"name": "ownplace:Net"})
 
 
 @pytest.mark.parametrize(
@@ -163,7 +162,7 @@ def test_a_failure_in_training_names_the_place_and_is_logged_with_its_traceback(
 ) -> None:
     Late.calls = 0
     caplog.set_level(logging.CRITICAL, "fedopt_flwr")
-    run = open_run(settings(), as_datasets(softmax_clients([9] * 3)), Late)
+    run = open_run(small_config(), as_datasets(softmax_clients([9] * 3)), Late)
     line = (
         Path(__file__)
         .read_text()
@@ -177,7 +176,7 @@ def test_a_failure_in_training_names_the_place_and_is_logged_with_its_traceback(
     assert capfd.readouterr().err == ""
     Late.calls = 0
     caplog.set_level(logging.ERROR, "fedopt_flwr")
-    open_run(settings(), as_datasets(softmax_clients([9] * 3)), Late)
+    open_run(small_config(), as_datasets(softmax_clients([9] * 3)), Late)
     assert caplog.messages[:2] == ["client 0, round 1", "client 1, round 1"]
     assert 'raise ZeroDivisionError("sensor")' in caplog.text
 

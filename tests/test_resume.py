@@ -292,7 +292,6 @@ def test_a_folder_with_any_name_holds_a_run(tmp_path: Path) -> None:
     assert np.array_equal(resume(folder).parameters, whole.parameters)
 
 
-@pytest.mark.filterwarnings("ignore:client .*failed in .* rounds in which")
 def test_step_sizes_that_are_not_finite_can_be_gone_on_with(tmp_path: Path) -> None:
     settings = checkpointed(tmp_path / "run")
     rates = {"client_learning_rate": 0.1, "server_learning_rate": 1e20}

@@ -20,7 +20,9 @@ from processes import (
 )
 from streams import ClientThread, ServerThread, make_config
 
-pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum", "ignore:no client's reply")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:no client's reply", "ignore:client .*failed in .* rounds in which"
+)
 
 
 class Stage:

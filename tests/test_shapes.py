@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import FEATURES
-from test_own_code import settings
+from helpers import FEATURES, small_config
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -44,7 +43,9 @@ def regression(columns: bool = False) -> TensorDataset:
 
 def train(loss: Any, columns: bool = False) -> Any:
     data = [regression(columns)] * 3
-    return simulate(settings(), model=lambda: nn.Linear(FEATURES, 1), client_data=data, loss=loss)
+    return simulate(
+        small_config(), model=lambda: nn.Linear(FEATURES, 1), client_data=data, loss=loss
+    )
 
 
 @pytest.mark.parametrize("loss", TORCHS)

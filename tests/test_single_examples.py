@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import CLASSES, FEATURES, as_datasets, softmax_clients
+from helpers import CLASSES, FEATURES, as_datasets, small_config, softmax_clients
 from streams import ServerThread, hosted_clients
-from test_own_code import settings
 from torch import nn
 from torch.nn import functional
 
@@ -57,7 +56,7 @@ def pooled() -> nn.Module:
 def test_federations_train_though_batches_are_single_examples(
     model: Any, buffers: str, sizes: list[int], training: dict[str, int]
 ) -> None:
-    config = settings(training=training)
+    config = small_config(training=training)
     config["federation"]["buffers"] = buffers
     data = as_datasets(softmax_clients(sizes))
     result = simulate(config, model=model, client_data=data, test_data=data[2])
@@ -68,7 +67,7 @@ def test_federations_train_though_batches_are_single_examples(
 def test_batches_of_one_are_normalised_by_the_running_statistics_and_leave_them() -> None:
     """A model in evaluation mode, trained by hand, ends where the federation does."""
     (data,) = as_datasets(softmax_clients([1]))
-    config = settings(1, training={"local_steps": 3})
+    config = small_config(1, training={"local_steps": 3})
     config["algorithm"]["client_learning_rate"] = 0.1
     result = simulate(config, model=flat, client_data=[data])
     by_hand = flat().eval()
@@ -108,7 +107,7 @@ def load(num_clients: int, seed: int) -> Any:
 @pytest.mark.parametrize("buffers", ["average", "local"])
 def test_a_client_process_counts_where_a_simulation_counts_it(tmp_path: Path, buffers: str) -> None:
     """Client 2 holds one example and has a host of its own."""
-    config = settings(
+    config = small_config(
         data={"name": f"{__name__}:load"},
         model={"name": f"{__name__}:flat"},
         training={"local_epochs": 1, "batch_size": 4, "device": "cpu"},

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from helpers import CLASSES, FEATURES, linear_model, softmax_clients
+from helpers import CLASSES, FEATURES, linear_model, small_config, softmax_clients, three_datasets
 from sklearn.metrics import f1_score, roc_auc_score
-from test_own_code import settings, three
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
@@ -54,7 +53,11 @@ def test_a_metric_is_of_all_outputs_whatever_their_order(metric: Any, rare: int)
     """With one example of a class, most parts and samples of the test data have none of it."""
     test = sorted_test(rare)
     result = simulate(
-        settings(), model=linear_model, client_data=three(), test_data=test, metric=metric
+        small_config(),
+        model=linear_model,
+        client_data=three_datasets(),
+        test_data=test,
+        metric=metric,
     )
     with torch.no_grad():
         expected = metric(result.model.eval()(test.tensors[0]), test.tensors[1])
@@ -63,7 +66,7 @@ def test_a_metric_is_of_all_outputs_whatever_their_order(metric: Any, rare: int)
 
 def test_a_client_evaluates_by_the_same_function() -> None:
     test, model = sorted_test(), FlatModel(linear_model())
-    pool = ModelPool([model], functional.cross_entropy, model_name="", loss_name="", metric=f1)
+    pool = ModelPool([model], functional.cross_entropy, metric=f1)
     client = FederatedClient(0, as_client_data(test), pool, MemoryStates())
     _, _, report = client.evaluate(model.state_arrays(), {})
     with torch.no_grad():
@@ -104,9 +107,9 @@ def test_accuracy_is_as_it_was() -> None:
 def test_a_metric_that_fails_on_all_of_the_test_data_is_refused(metric: Any) -> None:
     with pytest.raises(ConfigError, match=r"model.metric: failed on .*of the whole test set"):
         simulate(
-            settings(),
+            small_config(),
             model=linear_model,
-            client_data=three(),
+            client_data=three_datasets(),
             test_data=sorted_test(),
             metric=metric,
         )

@@ -35,6 +35,9 @@ class Experiment:
     `given` names what came as Python objects instead of from the configuration.
     """
 
+    metric: Metric | None
+    _loaded: FederatedData
+
     def __init__(
         self,
         config: RunConfig,
@@ -46,34 +49,11 @@ class Experiment:
         given: Sequence[str] = (),
     ) -> None:
         _require_functions(model=model, loss=loss, metric=metric)
-        self.config, folders = config, config.import_folders
-        errors: list[FedoptError] = []  # of all parts, to be reported together
-        with collected(errors):
-            self.rule = config.make_rule()
-        with collected(errors):
-            self.device = pick_device(config.training.device)
-        with collected(errors):
-            self.loss = (
-                named_loss(config.model.loss, folders)
-                if loss is None
-                else function_of("loss", loss)
-            )
-        with collected(errors):
-            self.metric: Metric | None = (
-                named_metric(config.model.metric, folders)
-                if metric is None
-                else function_of("metric", metric)
-            )
-        with collected(errors):
-            if model is None:
-                find_model(config.model.name, folders)
-        with collected(errors):
-            self._loaded = data or load_federated_data(config)
-            require_examples(dict(enumerate(self._loaded.clients)))
-        raise_together(errors)
+        self.config = config
+        self._factory = model
+        self._load_parts(data, loss, metric)
         self.metric_name = "custom" if metric else config.model.metric
         self._given = list(given)
-        self._factory = model
         self._modules: list[nn.Module] = []  # that were made here
         self.metric = self._usable_metric(self.metric)
         try:
@@ -85,6 +65,37 @@ class Experiment:
                 f"training.device: {str(self.device)!r} has too little memory: {error}; use a "
                 "smaller model or batch, or 'cpu'"
             ) from error
+
+    def _load_parts(
+        self, data: FederatedData | None, loss: Loss | None, metric: Metric | None
+    ) -> None:
+        """Find rule, device, loss, metric, model and data; report their problems together."""
+        config = self.config
+        folders = config.import_folders
+        errors: list[FedoptError] = []
+        with collected(errors):
+            self.rule = config.make_rule()
+        with collected(errors):
+            self.device = pick_device(config.training.device)
+        with collected(errors):
+            self.loss: Loss = (
+                named_loss(config.model.loss, folders)
+                if loss is None
+                else function_of("loss", loss)
+            )
+        with collected(errors):
+            self.metric = (
+                named_metric(config.model.metric, folders)
+                if metric is None
+                else function_of("metric", metric)
+            )
+        with collected(errors):
+            if self._factory is None:
+                find_model(config.model.name, folders)
+        with collected(errors):
+            self._loaded = data or load_federated_data(config)
+            require_examples(dict(enumerate(self._loaded.clients)))
+        raise_together(errors)
 
     def _usable_metric(self, metric: Metric | None) -> Metric | None:
         """Accuracy is of class indices; for other targets there is the loss alone."""

@@ -247,8 +247,8 @@ class Run:
 
 def _warn_of_failing_clients(result: Result) -> None:
     """Name clients that failed in at least half of the rounds in which they were asked."""
-    if result.idle_from is not None:
-        return
+    if result.idle_from is not None or result.summary["diverged_at"] is not None:
+        return  # which another warning says
     counted = Counter(i for r in result.rounds if r.round for i in r.clients)
     errors = [e for r in result.rounds if r.round for e in r.errors if e["phase"] == "train"]
     failed = Counter(error["client"] for error in errors)
