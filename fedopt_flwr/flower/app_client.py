@@ -16,6 +16,7 @@ from ..algorithm import ClientId
 from ..data import as_client_data, require_examples
 from ..devices import pick_device
 from ..errors import ConfigError, MessageError
+from ..imports import function_of
 from ..objectives import Loss, Metric
 from ..vectors import FlatModel
 from .client import FederatedClient, ModelPool
@@ -64,6 +65,8 @@ class AppClient(FederatedClient):
         trace = _TRACES.get(model)
         if trace is not None and _equal(trace.left, flat.initial_buffers):
             flat.initial_buffers = trace.first
+        loss = function_of("loss", loss)
+        metric = None if metric is None else function_of("metric", metric)
         pool = ModelPool([flat], loss, model_name="", loss_name="", metric=metric)
         self._context, self._state_dir = context, state_dir
         super().__init__(identity, data, pool, MemoryStates())
