@@ -315,8 +315,7 @@ def test_own_code_that_fails_on_rays_clients_ends_the_run_with_its_text(
     run = processes.start("ray", "simulate", "--engine", "ray", "--algorithm", "scaffold", *options)
     assert run.ended() == 1
     assert "Traceback" not in run.log
-    assert "no client finished the start pass; client 0: model.loss: failed on" in run.log
-    assert "ValueError: no loss today" in run.log
+    assert "no client finished the start pass; client 0: ValueError: no loss today (" in run.log
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from ..algorithm import Algorithm, ClientId
 from ..algorithms import register
 from ..data import as_client_data, require_examples
 from ..errors import ConfigError, MessageError
+from ..own_code import function_of
 from ..training.devices import pick_device
 from ..training.evaluation import Metric
 from ..training.flat_model import FlatModel
@@ -56,6 +57,8 @@ class Client(FederatedClient):
         data = as_client_data(dataset).on_device(place)
         identity = _identity(client_id, context)
         require_examples({identity: data})
+        loss = function_of("loss", loss)
+        metric = None if metric is None else function_of("metric", metric)
         pool = ModelPool([FlatModel(copy.deepcopy(model), place)], loss, metric=metric)
         self._context = context
         self._state_dir = state_dir
