@@ -10,7 +10,7 @@ import pytest
 from fedopt_flwr import ConfigError
 from fedopt_flwr.cli import main
 from fedopt_flwr.cli.addresses import require_address
-from fedopt_flwr.cli.diagnosis import describe_proxy
+from fedopt_flwr.cli.doctor import describe_proxy
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import structure
 
 import fedopt_flwr
 from fedopt_flwr.algorithms import ALGORITHMS
-from fedopt_flwr.cli.rules import describe, markdown_pages, markdown_table
+from fedopt_flwr.cli.algorithms import describe, markdown_pages, markdown_table
 
 PACKAGE = Path(fedopt_flwr.__file__).parent
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..config.run_config import RunConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, FedoptWarning
 
 
 def usable_cores() -> int:
@@ -24,6 +25,15 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one key; repeatable."),
 ]
+Workers = Annotated[int, typer.Option(min=1, help="Clients that train at the same time.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Plain text: anyone on the way can read the model.")
+]
+Certificate = Annotated[Path | None, typer.Option(help="This end's certificate (PEM).")]
+Key = Annotated[Path | None, typer.Option(help="The key of --certificate.")]
+Resume = Annotated[
+    Path | None, typer.Option(metavar="DIRECTORY", help="Continue from this run's checkpoint.")
+]
 AlgorithmName = Annotated[
     str | None, typer.Option("--algorithm", help="Short for --set algorithm.name=NAME.")
 ]
@@ -32,8 +42,8 @@ AlgorithmName = Annotated[
 def read_config(
     config: Path | None, algorithm: str | None, settings: list[str] | None
 ) -> RunConfig:
-    own = [f"algorithm.name={algorithm}"] if algorithm else []
-    return RunConfig.from_file(config, [*(settings or []), *own])
+    own = {"algorithm.name": algorithm} if algorithm else {}
+    return RunConfig.from_file(config, settings or [], own)
 
 
 def with_directory(config: RunConfig) -> RunConfig:
@@ -59,3 +69,13 @@ def require_state_directory(path: Path) -> None:
             f"--state-dir: got {str(path)!r}; {str(nearest)!r} {what}; name a folder on a disk "
             "that stays"
         )
+
+
+def require_no_files(*files: Path | None) -> None:
+    if any(files):
+        raise ConfigError("--insecure: uses no certificates; leave it out or leave them out")
+
+
+def warn_insecure(consequence: str) -> None:
+    text = f"--insecure: nothing is encrypted; {consequence}"
+    warnings.warn(text, FedoptWarning, stacklevel=2)

@@ -1,15 +1,20 @@
-"""What `fedopt algorithms` says; needs no torch."""
+"""`fedopt algorithms`: the rules, their formulas and what travels; needs no torch."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import sys
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from ..algorithm import Algorithm, Plan
+from ..algorithms import ALGORITHMS
+from ..errors import ConfigError
+from ..problems import unknown_name
 
 _USUAL = Plan(  # equal clients and a long run: nothing is capped, everything lean is lean
     num_clients=2,
@@ -19,6 +24,25 @@ _USUAL = Plan(  # equal clients and a long run: nothing is capped, everything le
     local_steps={0: 10, 1: 10},
     importance={0: 0.5, 1: 0.5},
 )
+
+
+def list_algorithms(
+    name: Annotated[str | None, typer.Argument(help="Only this one, in full.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
+    markdown: Annotated[bool, typer.Option(help="Print docs/algorithms.md.")] = False,
+) -> None:
+    """Say which rules there are, what they need and what travels."""
+    if name is not None and name not in ALGORITHMS:
+        raise ConfigError(unknown_name("algorithms NAME", name, ALGORITHMS))
+    chosen = [ALGORITHMS[name]] if name else list(ALGORITHMS.values())
+    if as_json:
+        print(json.dumps([describe(rule) for rule in chosen], indent=2, ensure_ascii=False))
+    elif markdown:
+        print(markdown_pages([describe(rule) for rule in chosen]))
+    elif name:
+        print_rule(describe(chosen[0]))
+    else:
+        print_rules([describe(rule) for rule in chosen])
 
 
 def describe(rule: type[Algorithm]) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+import typer
 from rich.console import Console
 
 from ..config.run_config import RunConfig
-from ..data.files import cache_root, configured_root
 from ..errors import FedoptError
-from .console import LOG
-from .options import usable_cores
+from .console import LOG, Debug
+from .options import ConfigFile, Settings, usable_cores
 
 _PACKAGES = ("fedopt-flwr", "flwr", "torch", "torchvision", "flwr-datasets", "grpcio")
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
@@ -26,6 +26,12 @@ _DATA_FILES = {
     "cifar100": "cifar-100-*",
     "npz": "train.npz",
 }
+
+
+def doctor(config: ConfigFile = None, settings: Settings = None, debug: Debug = False) -> None:
+    """Say what this machine has, which data is there, and whether a configuration would run."""
+    if not run_checks(config, settings or []):
+        raise typer.Exit(1)
 
 
 def run_checks(path: Path | None, settings: list[str]) -> bool:
@@ -86,6 +92,8 @@ def _cuda() -> str:
 
 
 def _data(path: Path | None) -> str:
+    from ..data.files import cache_root, configured_root
+
     places = {configured_root(path), cache_root()}
     found = [
         name
@@ -97,6 +105,8 @@ def _data(path: Path | None) -> str:
 
 
 def _cache() -> str:
+    from ..data.files import cache_root
+
     folder = cache_root()
     existing = next(p for p in (folder, *folder.parents) if p.exists())
     if not os.access(existing, os.W_OK):

@@ -1,0 +1,108 @@
+"""`fedopt client`: the clients of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import ConfigError
+from .addresses import require_address
+from .console import Debug
+from .options import (
+    Certificate,
+    ConfigFile,
+    Insecure,
+    Key,
+    Settings,
+    read_config,
+    require_no_files,
+    require_state_directory,
+    warn_insecure,
+)
+from .show import mute
+
+if TYPE_CHECKING:
+    from ..engines.stream import ClientTls
+
+
+def client(
+    config: ConfigFile = None,
+    server: Annotated[str, typer.Option(metavar="HOST:PORT")] = "127.0.0.1:8080",
+    client_id: Annotated[
+        str | None, typer.Option(help="Who this is: a number from 0 to N-1, or a name.")
+    ] = None,
+    client_ids: Annotated[
+        str | None, typer.Option(help="Several clients in this process, as in 0-24 or 1,5.")
+    ] = None,
+    state_dir: Annotated[
+        Path, typer.Option(help="Where clients keep state between rounds and restarts.")
+    ] = Path("fedopt-state"),
+    settings: Settings = None,
+    ca: Annotated[Path | None, typer.Option(help="CA of the server's certificate (PEM).")] = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    insecure: Insecure = False,
+    debug: Debug = False,
+) -> None:
+    """Train on this machine's data for a server; CONFIG says which data, device and own code."""
+    require_address("--server", server, lowest_port=1)
+    run_config = read_config(config, None, settings)
+    ids = _ids(client_id, client_ids)
+    tls = _client_tls(ca, certificate, key, insecure)
+    require_state_directory(state_dir)
+    from ..deployment.leash import follow_parent
+    from ..engines.stream import ServerAddress
+    from ..run.hosts import serve_clients
+
+    follow_parent()
+    if tls is not None:
+        tls.credentials()  # so that wrong files are an error now, not at the first connection
+    transport = run_config.transport
+    where = ServerAddress(server, tls, transport.keep_alive_seconds, transport.proxy)
+    errors = serve_clients(run_config, ids, state_dir, where, _say)
+    if errors:
+        raise errors[0]
+
+
+def _client_tls(
+    ca: Path | None, certificate: Path | None, key: Path | None, insecure: bool
+) -> ClientTls | None:
+    if insecure:
+        require_no_files(ca, certificate, key)
+        warn_insecure("anyone on the way can read and change the model")
+        return None
+    if ca is None:
+        raise ConfigError(
+            "--ca: give the CA that the server's certificate is of (ca.pem of `fedopt certs "
+            "init`), or --insecure for plain text"
+        )
+    if (certificate is None) != (key is None):
+        raise ConfigError("--certificate and --key: give both or neither")
+    from ..engines.stream import ClientTls
+
+    return ClientTls(ca, certificate, key)
+
+
+def _ids(client_id: str | None, client_ids: str | None) -> list[int | str]:
+    text = client_id if client_id is not None else client_ids
+    if text is None or (client_id is not None and client_ids is not None):
+        raise ConfigError("--client-id or --client-ids: give one of the two")
+    from ..config.client_ids import parse_ids
+
+    option = "--client-id" if client_id is not None else "--client-ids"
+    try:
+        ids = parse_ids(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
+    if client_id is not None and len(ids) > 1:
+        raise ConfigError(f"--client-id: got {client_id!r}; several clients go with --client-ids")
+    return ids
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the clients stay
+        mute()

@@ -1,0 +1,95 @@
+"""`fedopt server`: a federation over gRPC, its server."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import ConfigError, FedoptWarning
+from .addresses import require_address, with_port
+from .console import Debug
+from .options import (
+    AlgorithmName,
+    Certificate,
+    ConfigFile,
+    Insecure,
+    Key,
+    Resume,
+    Settings,
+    read_config,
+    require_no_files,
+    warn_insecure,
+    with_directory,
+)
+
+if TYPE_CHECKING:
+    from ..engines.stream import ServerTls
+
+
+def server(
+    config: ConfigFile = None,
+    address: Annotated[str, typer.Option(metavar="HOST:PORT")] = "0.0.0.0:8080",
+    algorithm: AlgorithmName = None,
+    settings: Settings = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    client_ca: Annotated[
+        Path | None, typer.Option(help="Clients must show a certificate of this CA.")
+    ] = None,
+    insecure: Insecure = False,
+    resume: Resume = None,
+    debug: Debug = False,
+) -> None:
+    """Wait for the clients, run the federation over gRPC, write the results."""
+    require_address("--address", address, lowest_port=0)
+    if resume is not None and algorithm:
+        raise ConfigError("--resume: takes the rule from its directory; leave out --algorithm")
+    if resume is None:
+        run_config, checkpoint = with_directory(read_config(config, algorithm, settings)), None
+    else:
+        from ..run.resuming import read_run
+
+        run_config, checkpoint = read_run(resume, config, settings or [])
+    if not insecure:
+        os.environ["GRPC_VERBOSITY"] = "info"  # HandshakeLog lives on it; before flwr is imported
+    tls = _server_tls(certificate, key, client_ca, insecure)
+    from ..engines.stream import Roster
+    from ..run.serve import serve
+    from .show_federation import FederationDisplay
+
+    with FederationDisplay(directory=run_config.output.directory) as display:
+        display.watch(Roster(display.say), run_config.federation.num_clients)
+        result = serve(
+            run_config,
+            address,
+            tls=tls,
+            listener=display,
+            roster=display.roster,
+            checkpoint=checkpoint,
+            on_listening=lambda port: display.say(f"listening at {with_port(address, port)}"),
+        )
+    display.finish(result, run_config.output.directory)
+
+
+def _server_tls(
+    certificate: Path | None, key: Path | None, client_ca: Path | None, insecure: bool
+) -> ServerTls | None:
+    if insecure:
+        require_no_files(certificate, key, client_ca)
+        warn_insecure("anyone who reaches this port can join, and read and change the model")
+        return None
+    if certificate is None or key is None:
+        raise ConfigError(
+            "--certificate and --key: give both (`fedopt certs init` makes them), or --insecure "
+            "for plain text"
+        )
+    if client_ca is None:
+        text = "without --client-ca any client that reaches this port can join"
+        warnings.warn(text, FedoptWarning, stacklevel=2)
+    from ..engines.stream import ServerTls
+
+    return ServerTls(certificate, key, client_ca)
