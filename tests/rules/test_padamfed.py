@@ -104,7 +104,7 @@ def test_the_proved_momentum_rule_falls_at_the_theorems_rate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """E‖∇f − g‖ ~ T^(−1/3) under "proved"; "printed" does not fall like that."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import gradient_error
 
     slopes = {

@@ -25,7 +25,7 @@ from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.flower import ContextStates
 from fedopt_flwr.run.flower_apps import DEFAULTS, client_of_node, read_run_config
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 RULES = ("fedavg", "scaffold_m", "padamfed", "fadamgc", "mb_storm")  # unlike in what travels
 

@@ -135,7 +135,7 @@ def test_who_reaches_the_minimiser_of_two_unlike_quadratics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What docs/experiments.md says and draws, after 400 rounds."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     from heterogeneity import distances
 
     for rule in ("scaffold", "scaffold_m", "scaffold_m_vr", "fadamgc", "padamfed_dog"):

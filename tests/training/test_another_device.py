@@ -20,7 +20,7 @@ from fedopt_flwr.run.result import Result
 
 if torch.cuda.is_available():  # PyTorch takes one kind of accelerator at a time
     pytest.skip("this machine has a GPU; test_cuda.py uses it", allow_module_level=True)
-from apart import another_device, waits
+from fake_device import another_device, waits
 
 DATA = as_datasets(softmax_clients([9, 14, 6, 11]))
 

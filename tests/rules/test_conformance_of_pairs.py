@@ -179,7 +179,7 @@ def test_the_command_says_what_failed_and_by_its_exit_code(tmp_path: Path) -> No
 
 
 def test_the_example_of_a_custom_rule_conforms() -> None:
-    folder = Path(__file__).parent.parent / "examples" / "custom_algorithm"
+    folder = Path(__file__).parents[2] / "examples" / "custom_algorithm"
     module = next(path.stem for path in folder.glob("*.py"))
     result = verify(f"{module}:SignFedAvg", cwd=folder)
     assert result.returncode == 0, result.stdout + result.stderr
