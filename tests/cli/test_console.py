@@ -51,6 +51,7 @@ def logged(result: subprocess.CompletedProcess[bytes]) -> str:
     return (result.stdout + result.stderr).decode("latin-1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "environment",
     [{"PYTHONIOENCODING": name} for name in ("latin-1", "ascii", "cp1252")] + [C_LOCALE],
@@ -74,6 +75,12 @@ def test_a_console_shows_what_it_can(
     assert "Traceback" not in logged(result)
     if arguments[0] in ("simulate", "algorithms"):
         assert b"eta" in result.stdout
+
+
+def test_a_simulation_on_a_console_without_unicode_ends_as_it_should(tmp_path: Path) -> None:
+    result = fedopt("simulate", *QUICK, cwd=tmp_path, environment={"PYTHONIOENCODING": "ascii"})
+    assert result.returncode == 0, logged(result)
+    assert b"eta" in result.stdout
 
 
 @pytest.mark.slow
@@ -139,6 +146,7 @@ def test_a_server_app_prints_warnings_as_lines_too(tmp_path: Path) -> None:
     assert result.stderr == "warning: a\nwarning: b\n"
 
 
+@pytest.mark.slow
 def test_compare_warns_once_for_each_of_its_runs(tmp_path: Path) -> None:
     rules = ("--algorithms", "padamfed", "--seeds", "0,1")
     result = fedopt("compare", *rules, *QUICK, cwd=tmp_path)
@@ -175,6 +183,7 @@ def test_debug_shows_the_traceback_and_its_causes_before_the_error(tmp_path: Pat
     assert text.splitlines()[-1].startswith("error: algorithm.name: 'mine:Mine' failed in")
 
 
+@pytest.mark.slow
 def test_a_run_without_failures_has_no_log(tmp_path: Path) -> None:
     result = fedopt("simulate", *QUICK, "--set", "output.directory=run", cwd=tmp_path)
     assert result.returncode == 0, logged(result)
@@ -184,6 +193,7 @@ def test_a_run_without_failures_has_no_log(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "run.log").exists()  # the folder is another run's
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -24,10 +24,13 @@ main()
     "arguments",
     [
         ["simulate", "--set", "federation.num_rounds=2"],
-        ["partition"],
-        ["doctor"],
         ["algorithms"],
-        ["launch", "--clients", "5", "--processes", "1", "--set", "federation.num_rounds=1"],
+        pytest.param(["partition"], marks=pytest.mark.slow),
+        pytest.param(["doctor"], marks=pytest.mark.slow),
+        pytest.param(
+            ["launch", "--clients", "5", "--processes", "1", "--set", "federation.num_rounds=1"],
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda arguments: arguments[0],
 )

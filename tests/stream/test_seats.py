@@ -80,6 +80,7 @@ def test_the_process_that_has_the_state_takes_its_place_back(tmp_path: Path) -> 
     assert "the run is over" in str(thief.said)
 
 
+@pytest.mark.slow
 def test_processes_without_the_state_do_not_take_turns_for_ever(tmp_path: Path) -> None:
     stage = Stage(tmp_path, rounds=80)
     with stage.server as server:
