@@ -125,7 +125,8 @@ def file_digest(path: str) -> str:
 
 def _forget_namesake(top: str, places: list[str]) -> None:
     """Drop a module of this name that came from another folder, as another run's code would."""
-    spec, loaded = PathFinder.find_spec(top, places), sys.modules.get(top)
+    spec = PathFinder.find_spec(top, places)
+    loaded = sys.modules.get(top)
     if spec is None or loaded is None or getattr(loaded, "__file__", None) == spec.origin:
         return
     for name in [n for n in sys.modules if n == top or n.startswith(f"{top}.")]:

@@ -19,7 +19,8 @@ import torch
 @contextlib.contextmanager
 def kept(device: torch.device, seed: int | None = None) -> Iterator[None]:
     """Put the generators back at the end; meanwhile they are seeded, unless `seed` is None."""
-    own, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
+    own = random.getstate()
+    numpys = np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
             if seed is not None:

@@ -123,7 +123,8 @@ def markdown_pages(rules: list[dict[str, Any]]) -> str:
         fields = ["| field | symbol | default | meaning |", "|---|---|---|---|"]
         for name, field in rule["fields"].items():
             default = "–" if field["default"] is None else f"`{field['default']}`"
-            symbol, meaning = field["symbol"] or "", field["description"]
+            symbol = field["symbol"] or ""
+            meaning = field["description"]
             fields.append(f"| `{name}` | {symbol} | {default} | {meaning} |")
         formula = "\n".join(f"    {line}".rstrip() for line in rule["equations"].splitlines())
         travel = "\n".join(f"- {line}" for line in _travel(rule))

@@ -130,7 +130,8 @@ def _require_empty(directory: Path) -> None:
         is_free = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
         text = "exists and is not empty"
     except (OSError, ValueError) as error:
-        is_free, text = False, f"cannot be used: {error}"
+        is_free = False
+        text = f"cannot be used: {error}"
     if not is_free:
         raise ConfigError(
             f"output.directory: {str(directory)!r} {text}; name another folder or remove this one"
@@ -236,7 +237,8 @@ def print_results(rows: list[dict[str, Any]], targets: Targets) -> None:
 
 
 def _final(row: dict[str, Any]) -> str:
-    value, deviation = row["final_test_metric"], row["accuracy_deviation"]
+    value = row["final_test_metric"]
+    deviation = row["accuracy_deviation"]
     text = "–" if value is None else f"{value:.4f}"
     if deviation is not None:
         text += f" ± {deviation:.4f}"

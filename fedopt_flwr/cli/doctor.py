@@ -122,7 +122,8 @@ def _configuration(config: RunConfig) -> str:
     from ..run.experiment import Experiment
 
     experiment = Experiment(config)
-    rule, model = experiment.rule, experiment.model
+    rule = experiment.rule
+    model = experiment.model
     require_messages_fit(rule, model, config)
     down, up = message_bytes(rule, model, config)
     asked = config.federation.clients_per_round

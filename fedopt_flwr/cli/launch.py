@@ -76,7 +76,8 @@ def _launch(
     from ..engines.stream import Roster
     from .show_federation import FederationDisplay
 
-    folder, total = config.output.directory, config.federation.num_clients
+    folder = config.output.directory
+    total = config.federation.num_clients
     with FederationDisplay(directory=folder) as display:
         display.watch(Roster(display.say), total)
         display.say(f"{total} clients in {num_processes} processes; logs in {folder}/logs")

@@ -49,7 +49,8 @@ def server(
     if resume is not None and algorithm:
         raise ConfigError("--resume: takes the rule from its directory; leave out --algorithm")
     if resume is None:
-        run_config, checkpoint = with_directory(read_config(config, algorithm, settings)), None
+        run_config = with_directory(read_config(config, algorithm, settings))
+        checkpoint = None
     else:
         from ..run.resuming import read_run
 

@@ -111,7 +111,8 @@ class RunDisplay:
 
     def on_start(self, rule: Algorithm, plan: Plan, experiment: Experiment) -> None:
         """Print the header and start the bar."""
-        self._num_rounds, self._started = plan.num_rounds, time.monotonic()
+        self._num_rounds = plan.num_rounds
+        self._started = time.monotonic()
         if self._label is None:
             self._print_setting(plan, experiment)
         self._print_rule(rule, plan, experiment.rule)
@@ -141,7 +142,8 @@ class RunDisplay:
         progress.start()
 
     def _print_setting(self, plan: Plan, experiment: Experiment) -> None:
-        config, model = experiment.config, experiment.model
+        config = experiment.config
+        model = experiment.model
         training = config.training
         work = (
             f"{training.local_steps} local steps"
@@ -233,7 +235,8 @@ def hyperparameter_text(rule: Algorithm, plan: Plan, given: Algorithm | None = N
         text = f"{value:.4g}" if isinstance(value, float) else str(value)
         note = _no_momentum(rule, plan, given) if name == "momentum" else ""
         parts.append(f"{info.title or name} = {text}{note}")
-    eta, eta_g = values.get("client_learning_rate"), values.get("server_learning_rate")
+    eta = values.get("client_learning_rate")
+    eta_g = values.get("server_learning_rate")
     if eta and eta_g and "first_decay" not in values:  # there η_g is the server optimiser's step
         parts.append(f"γ = η_g·η·K = {eta_g * eta * plan.mean_local_steps:.4g}")
     return ", ".join(parts)

@@ -31,11 +31,13 @@ class FederationDisplay(RunDisplay):
     def __init__(self, *, directory: Path | None) -> None:
         super().__init__(directory=directory)
         self._live: Live | None = None
-        self._num_clients, self._training = 0, False
+        self._num_clients = 0
+        self._training = False
 
     def watch(self, roster: Roster, num_clients: int) -> None:
         """Show these clients from now on."""
-        self.roster, self._num_clients = roster, num_clients
+        self.roster = roster
+        self._num_clients = num_clients
         if self._console.is_terminal:
             from rich.live import Live
 

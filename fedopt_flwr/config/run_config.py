@@ -57,7 +57,8 @@ class RunConfig(_Section):
             super().__init__(**sections)
         except ValidationError as error:
             problems += validation_problems(error, type(self))
-        algorithm, rules = sections.get("algorithm", {}), sections.get("rules", {})
+        algorithm = sections.get("algorithm", {})
+        rules = sections.get("rules", {})
         if isinstance(algorithm, (Mapping, AlgorithmSection)) and isinstance(rules, Mapping):
             problems += _rule_problems(dict(algorithm), rules)
         if problems:

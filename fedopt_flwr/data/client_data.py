@@ -42,7 +42,9 @@ class TensorData:
     """Rows of two tensors that many clients share; a batch is one indexing on their device."""
 
     def __init__(self, inputs: Tensor, labels: Tensor, rows: Tensor | None = None) -> None:
-        self._inputs, self._labels, self._rows = inputs, labels, rows
+        self._inputs = inputs
+        self._labels = labels
+        self._rows = rows
 
     @property
     def num_examples(self) -> int:
@@ -93,7 +95,8 @@ class DatasetData:
     """
 
     def __init__(self, dataset: Dataset[Any], targets: np.ndarray | None = None) -> None:
-        self._dataset, self._targets = dataset, targets
+        self._dataset = dataset
+        self._targets = targets
 
     @property
     def num_examples(self) -> int:

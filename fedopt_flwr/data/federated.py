@@ -89,7 +89,8 @@ def load_federated_data(config: RunConfig) -> FederatedData:
         require_examples(dict(enumerate(clients)))
         return _describe(clients, _test_data(test))
     source = _load_source(config)
-    train, test = _part(source.train, "train", config), _part(source.test, "test", config)
+    train = _part(source.train, "train", config)
+    test = _part(source.test, "test", config)
     clients = _divided(train, source.train_clients, config)
     return FederatedData(clients, test, source.input_shape, source.num_classes)
 
@@ -113,7 +114,8 @@ def load_client_data(
         train, _ = _call_loader(config)
     else:
         source = _load_source(config)
-        train, owners = _part(source.train, "train", config), source.train_clients
+        train = _part(source.train, "train", config)
+        owners = source.train_clients
     if isinstance(train, (list, tuple)):
         clients = from_datasets(train, None, config).clients
     elif config.data.partition.kind == "whole":
@@ -196,7 +198,8 @@ def _load_source(config: RunConfig) -> Source:
     name = config.data.name
     if name not in SOURCES:
         raise ConfigError(unknown_name("data.name", name, [*SOURCES, "module:attribute"]))
-    source, options = SOURCES[name], config.data.options
+    source = SOURCES[name]
+    options = config.data.options
     known = [key for key in signature(source).parameters if key != "config"]
     require_options("data.options", name, options, known)
     try:
@@ -206,7 +209,8 @@ def _load_source(config: RunConfig) -> Source:
 
 
 def _call_loader(config: RunConfig) -> tuple[Any, Any]:
-    federation, name = config.federation, config.data.name
+    federation = config.federation
+    name = config.data.name
     loader = load_attribute("data.name", name, config.import_folders)
     seed = derive(federation.seed, "data")
     try:

@@ -90,7 +90,8 @@ def _read(make: Callable[..., Any], class_name: str, place: Path, origin: Path) 
         if "not found" in str(error):
             return None
         raise _broken(class_name, origin, f"{type(error).__name__}: {error}") from error
-    labels, classes = np.asarray(dataset.targets), len(dataset.classes)
+    labels = np.asarray(dataset.targets)
+    classes = len(dataset.classes)
     fits = len(labels) == len(dataset.data) > 0
     if not fits or not 0 <= labels.min() <= labels.max() < classes:
         span = f" from {labels.min()} to {labels.max()}" if len(labels) else ""
@@ -119,7 +120,8 @@ def _expected_files(class_name: str) -> str:
 
 def _unpacked(class_name: str, root: Path, cache: Path) -> Path:
     """Unpack into a folder of the cache that belongs to these very files, and return it."""
-    raw, archive = Path(class_name) / "raw", root / _ARCHIVES.get(class_name, "")
+    raw = Path(class_name) / "raw"
+    archive = root / _ARCHIVES.get(class_name, "")
     packed = [archive] if archive.is_file() else sorted((root / raw).glob("*-ubyte.gz"))
     facts = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in packed]
     folder = cache / "unpacked" / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

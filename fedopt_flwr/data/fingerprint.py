@@ -11,7 +11,8 @@ import torch
 from .client_data import ClientData, TensorData
 from .federated import FederatedData
 
-TRAINING, TEST = "training data", "test data"
+TRAINING = "training data"
+TEST = "test data"
 
 
 def fingerprint(data: FederatedData) -> dict[str, str]:

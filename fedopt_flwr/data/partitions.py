@@ -95,7 +95,8 @@ def _subsample(
     """FedMoS (Wang et al. 2023): n_i drawn from a range, its examples from k classes; clients may
     hold the same example."""
     _require_classes(targets, section)
-    rng, labels = np.random.default_rng(seed), np.unique(targets)
+    rng = np.random.default_rng(seed)
+    labels = np.unique(targets)
     low, high = section.examples_per_client
     rows = []
     for client in range(num_clients):

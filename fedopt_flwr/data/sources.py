@@ -107,7 +107,8 @@ def _synthetic(config: RunConfig, model_spread: float = 1.0, data_spread: float 
             f"data.options: got model_spread {model_spread}, data_spread {data_spread}; both are "
             f"variances and must be from 0 to {_LARGEST_SPREAD:g}"
         )
-    dimension, classes = 60, 10
+    dimension = 60
+    classes = 10
     rng = np.random.default_rng(derive(config.federation.seed, "synthetic"))
     scale = np.arange(1, dimension + 1) ** -0.6  # square root of the diagonal j^-1.2
     columns: dict[str, list[np.ndarray]] = {"x": [], "y": [], "client": [], "test": []}
@@ -115,15 +116,18 @@ def _synthetic(config: RunConfig, model_spread: float = 1.0, data_spread: float 
         size = 50 + int(rng.lognormal(4, 2))
         u = rng.normal(0, math.sqrt(model_spread))
         centre = rng.normal(rng.normal(0, math.sqrt(data_spread)), 1, dimension)  # v_k
-        weight, bias = rng.normal(u, 1, (dimension, classes)), rng.normal(u, 1, classes)
+        weight = rng.normal(u, 1, (dimension, classes))
+        bias = rng.normal(u, 1, classes)
         x = rng.normal(centre, scale, (size, dimension))
         columns["x"].append(x.astype(np.float32))
         columns["y"].append(np.argmax(x @ weight + bias, axis=1))
         columns["client"].append(np.full(size, client))
         columns["test"].append(np.arange(size) % 10 == 9)
     x, y, owner, test = (np.concatenate(columns[k]) for k in ("x", "y", "client", "test"))
-    inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
-    train_part, test_part = (inputs[~test], targets[~test]), (inputs[test], targets[test])
+    inputs = torch.from_numpy(x)
+    targets = torch.from_numpy(y)
+    train_part = (inputs[~test], targets[~test])
+    test_part = (inputs[test], targets[test])
     return Source(train_part, test_part, classes, owner[~test])
 
 
@@ -220,8 +224,10 @@ def _read_npz(path: Path) -> dict[str, Any]:
 
 
 def _npz_problems(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str]]:
-    x, y = arrays["x"], arrays["y"]
-    is_number, seen = x.dtype.kind in "fiub", f"has dtype {x.dtype} and shape {x.shape}"
+    x = arrays["x"]
+    y = arrays["y"]
+    is_number = x.dtype.kind in "fiub"
+    seen = f"has dtype {x.dtype} and shape {x.shape}"
     if not is_number or x.ndim < 2 or not x.size:
         yield "x", f"{seen}; must hold real numbers, [n, ...] with n of at least 1"
     if x.dtype.kind == "f" and not np.isfinite(x).all():

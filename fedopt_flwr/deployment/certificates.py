@@ -16,7 +16,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import ConfigError
 
-CA, SERVER = "ca", "server"
+CA = "ca"
+SERVER = "server"
 _BACKDATED = timedelta(minutes=5)  # clocks of two machines differ
 
 
@@ -131,7 +132,8 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def _load_authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    certificate, key = directory / f"{CA}.pem", directory / f"{CA}.key"
+    certificate = directory / f"{CA}.pem"
+    key = directory / f"{CA}.key"
     try:
         loaded = serialization.load_pem_private_key(key.read_bytes(), password=None)
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):

@@ -78,8 +78,11 @@ class ClientProcesses:
         folder: Path,
         code: Path | None = None,
     ) -> None:
-        self._config, self._arguments = config, list(arguments)
-        self._num_processes, self._folder, self._code = num_processes, folder, code
+        self._config = config
+        self._arguments = list(arguments)
+        self._num_processes = num_processes
+        self._folder = folder
+        self._code = code
         self._logs = folder / "logs"
         self._made = [p for p in (self._logs, *self._logs.parents) if not p.exists()]
         self._processes: dict[str, subprocess.Popen[str]] = {}
@@ -120,7 +123,8 @@ class ClientProcesses:
             self._readers.append(reader)
 
     def _command(self, ids: str, port: int) -> list[str]:
-        address, state = f"{_HOST}:{port}", str(self._folder.absolute() / "state")
+        address = f"{_HOST}:{port}"
+        state = str(self._folder.absolute() / "state")
         own = ["--server", address, "--client-ids", ids, "--state-dir", state, "--insecure"]
         own.append("--debug")  # into the log, whole tracebacks; the console shows none of it
         return [sys.executable, "-m", "fedopt_flwr", "client", *self._arguments, *own]
@@ -199,7 +203,8 @@ class _Watched:
     """Passes on what happens, and ends a run that has lost all its client processes."""
 
     def __init__(self, listener: Listener, clients: ClientProcesses) -> None:
-        self.on_start, self._on_round = listener.on_start, listener.on_round
+        self.on_start = listener.on_start
+        self._on_round = listener.on_round
         self._clients = clients
 
     def on_round(self, record: RoundRecord) -> None:

@@ -16,7 +16,9 @@ from flwr.server import Server
 from ..flower.messages import Scalar
 
 # parameters of glibc's mallopt
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
+_ARENA_MAX = -8
 _LARGEST_MMAP_THRESHOLD = 32 << 20  # bytes; glibc's own limit
 
 

@@ -74,7 +74,8 @@ class Members:
         Once all N are known, one that does not say who it is counts as away, and is asked again
         after `start_timeout`; before, it is a RunError.
         """
-        connected, now = dict(manager.all()), time.monotonic()
+        connected = dict(manager.all())
+        now = time.monotonic()
         new = {
             cid: proxy
             for cid, proxy in connected.items()
@@ -100,7 +101,8 @@ class Members:
         reply = proxy.get_properties(GetPropertiesIns(self.facts), self._patience, group_id=0)
         if reply.status.code != Code.OK:
             raise RunError(reply.status.message)
-        client_id, count = reply.properties.get("client_id"), reply.properties.get("num_examples")
+        client_id = reply.properties.get("client_id")
+        count = reply.properties.get("num_examples")
         if not isinstance(client_id, (int, str)) or not isinstance(count, int) or count < 1:
             raise RunError(
                 f"it answered client_id {client_id!r} and num_examples {count!r}; the id must be a "

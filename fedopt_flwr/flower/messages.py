@@ -26,7 +26,8 @@ from ..training.flat_model import FlatModel, Layout
 Scalar = bool | bytes | float | int | str
 Phase = Literal["start", "train", "gradient"]
 
-PHASE, ROUND = "fedopt.phase", "fedopt.round"  # two keys of an instruction that engines look at
+PHASE = "fedopt.phase"
+ROUND = "fedopt.round"  # two keys of an instruction that engines look at
 IN_MEMORY = "memory"  # tensor_type of Parameters whose arrays were never turned into bytes
 _PREFIX = "fedopt."
 _LONGEST_HEADER = 4096  # bytes; plain arrays have 128
@@ -71,7 +72,8 @@ class Instruction:
         cls, config: RunConfig, model: FlatModel, input_shape: tuple[int, ...], num_classes: int
     ) -> Instruction:
         """Return what stays the same in all rounds, under the name of a new run."""
-        federation, training = config.federation, config.training
+        federation = config.federation
+        training = config.training
         return cls(
             run=uuid.uuid4().hex,
             model=config.model.name,
@@ -102,7 +104,8 @@ class Instruction:
             for key, value in config.items()
             if key.startswith(_PREFIX)
         }
-        missing, foreign = known - own.keys(), own.keys() - known
+        missing = known - own.keys()
+        foreign = own.keys() - known
         if missing or foreign:
             raise MessageError(
                 f"instruction: lacks {sorted(missing)}, has unknown {sorted(foreign)}; server and "
@@ -197,7 +200,8 @@ def _checked(array: np.ndarray, name: str, layout: Layout, sender: str) -> Tenso
     if tensor.is_floating_point() and size:
         low, high = torch.aminmax(tensor if infinite is None else tensor.where(~infinite, 0.0))
         if not (math.isfinite(low) and math.isfinite(high)):
-            nans, infinities = int(tensor.isnan().sum()), int(tensor.isinf().sum())
+            nans = int(tensor.isnan().sum())
+            infinities = int(tensor.isinf().sum())
             raise MessageError(
                 f"{sender}: {name!r} is {NOT_FINITE}: {nans} NaN and {infinities} infinite values "
                 f"of {size}"

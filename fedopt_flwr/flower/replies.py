@@ -63,7 +63,8 @@ def _checked(
     record.uplink_vectors += sum(not is_buffer_name(name) for name in names.split(","))
     tensors = decode(arrays, names, expected, sender)
     try:
-        loss, seconds = float(report["loss"]), float(report["client_seconds"])
+        loss = float(report["loss"])
+        seconds = float(report["client_seconds"])
     except (KeyError, TypeError, ValueError) as error:
         raise MessageError(f"{sender}: report {report} lacks loss or client_seconds") from error
     if not (math.isfinite(loss) and math.isfinite(seconds)):

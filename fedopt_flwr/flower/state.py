@@ -117,7 +117,8 @@ class ContextStates:
     """States in Flower's `context.state`, which its runtimes keep for a node between messages."""
 
     def __init__(self, records: RecordDict, run: str) -> None:
-        self._records, self._prefix = records, f"fedopt-{run}"
+        self._records = records
+        self._prefix = f"fedopt-{run}"
 
     def load(self, client_id: ClientId, version: int) -> ClientState:
         key = self._key(client_id, version)

@@ -298,7 +298,8 @@ class FederatedStrategy(Strategy):
             self.write_to_model()
             evaluation = self._evaluate(self.model)
         if evaluation is not None:
-            record.test_loss, record.test_metric = evaluation.loss, evaluation.metric
+            record.test_loss = evaluation.loss
+            record.test_metric = evaluation.metric
             if evaluation.metric_name == "accuracy":
                 record.test_accuracy = evaluation.metric
         self._on_round(record)

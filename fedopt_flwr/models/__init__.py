@@ -52,7 +52,8 @@ def make_model(
     `module:attribute` gets its options only. Raises ConfigError for an unknown name or option, and
     where a built-in would have no class to predict.
     """
-    factory, arguments = find_model(name, folders), dict(options)
+    factory = find_model(name, folders)
+    arguments = dict(options)
     if not is_import_path(name):
         if num_classes < 1:
             raise ConfigError(

@@ -42,7 +42,9 @@ def cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     layers: list[nn.Module] = [_ChannelsLast()]
     for next_channels in _CNN_CHANNELS:
         layers += [nn.Conv2d(channels, next_channels, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
-        channels, height, width = next_channels, height // 2, width // 2
+        channels = next_channels
+        height = height // 2
+        width = width // 2
     flat = channels * height * width
     head = [
         nn.Flatten(),

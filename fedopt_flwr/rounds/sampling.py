@@ -69,7 +69,8 @@ def fill_slots(
         while units:
             part = min(units, free)
             slots[-1][client] = part
-            units, free = units - part, free - part
+            units = units - part
+            free = free - part
             if free == 0:
                 slots.append({})
                 free = capacity

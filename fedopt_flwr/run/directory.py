@@ -22,7 +22,10 @@ from ..files import replacing
 from ..rounds.record import RoundRecord, as_json
 from .checkpoints import Checkpoint, has_checkpoint, read_checkpoint, save_tensors, write_checkpoint
 
-CONFIG, ROUNDS, SUMMARY, MODEL = "config.toml", "rounds.jsonl", "summary.json", "model.safetensors"
+CONFIG = "config.toml"
+ROUNDS = "rounds.jsonl"
+SUMMARY = "summary.json"
+MODEL = "model.safetensors"
 CURVES = "curves.png"
 _LOCK = ".lock"  # there while a process writes to the folder
 _RECORD = TypeAdapter(RoundRecord)

@@ -120,7 +120,8 @@ class Experiment:
     def _try(self) -> bool:
         """Try all parts on some data; return whether training draws from a global generator."""
         clients: dict[ClientId, ClientData] = dict(enumerate(self.data.clients))
-        batch_size, test = self.config.training.batch_size, self.data.test
+        batch_size = self.config.training.batch_size
+        test = self.data.test
         is_random = try_training(self.model, self.loss, clients, batch_size)
         if test is not None:
             local = self._uses_batch_statistics(self.model)
@@ -132,7 +133,8 @@ class Experiment:
 
     def make_model(self) -> FlatModel:
         """Return a new model at x⁰; the same for the server and every worker."""
-        seed, section = self.config.federation.seed, self.config.model
+        seed = self.config.federation.seed
+        section = self.config.model
         if self._factory is not None:
             module = seeded_module(self._factory, seed)
             known = {id(p) for other in self._modules for p in other.parameters()}
@@ -164,7 +166,8 @@ class Experiment:
 
     def _num_classes(self) -> int:
         """Classes for a built-in model; for others they are not counted, as that reads all data."""
-        name, data = self.config.model.name, self._loaded
+        name = self.config.model.name
+        data = self._loaded
         if self._factory is not None or is_import_path(name):
             return 0
         if data.test is None and not data.input_shape:  # on a server, which has no other data
@@ -192,7 +195,8 @@ class Experiment:
 
     def template(self) -> Instruction:
         """Return what clients are told in every round, under the name of a new run."""
-        shape, classes = self._loaded.input_shape, self._num_classes()
+        shape = self._loaded.input_shape
+        classes = self._num_classes()
         return Instruction.for_run(self.config, self.model, shape, classes)
 
     def pool(self, size: int) -> ModelPool:

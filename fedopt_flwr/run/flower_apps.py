@@ -141,7 +141,8 @@ def simulate_on_ray(
     """Run a federation on Flower's simulation with Ray, one virtual node a client."""
     results: list[Result] = []
     crashed = threading.Event()
-    values, folder = config.to_dict(), config.import_folders[0]
+    values = config.to_dict()
+    folder = config.import_folders[0]
 
     def require_simulation() -> None:
         if crashed.is_set():

@@ -40,7 +40,8 @@ class ClientHost:
     """
 
     def __init__(self, config: RunConfig, client_ids: Sequence[ClientId]) -> None:
-        self._config, self._ids = config, list(client_ids)
+        self._config = config
+        self._ids = list(client_ids)
         load_rule(
             config.algorithm.name, config.import_folders
         )  # which registers a rule of the user's own
@@ -80,7 +81,8 @@ class ClientHost:
             return self._pool[1]
 
     def _make_pool(self, instruction: Instruction) -> ModelPool:
-        own, folders = self._config.model, self._config.import_folders
+        own = self._config.model
+        folders = self._config.import_folders
         for field, asked, here in (
             ("name", instruction.model, own.name),
             ("loss", instruction.loss, own.loss),
@@ -114,7 +116,9 @@ class HostedClient:
     def __init__(
         self, client_id: ClientId, host: ClientHost, states: Callable[[str], ClientStates]
     ) -> None:
-        self._client_id, self._host, self._states = client_id, host, states
+        self._client_id = client_id
+        self._host = host
+        self._states = states
         self._facts: dict[str, Scalar] = {}
 
     def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
@@ -128,7 +132,8 @@ class HostedClient:
         try:
             instruction = Instruction.from_config(config)
             data = self._host.data(self._client_id, self._facts)
-            pool, states = self._host.pool(instruction), self._states(instruction.run)
+            pool = self._host.pool(instruction)
+            states = self._states(instruction.run)
         except FedoptError as error:  # a failure of this client; Flower's runtimes would end all
             return [], 0, {"error": str(error)}
         return FederatedClient(self._client_id, data, pool, states).follow(instruction, parameters)
@@ -151,7 +156,8 @@ def serve_clients(
     SIGTERM and Ctrl-C leave at once: what is being trained is not waited for.
     """
     keep_freed_memory()
-    host, states = ClientHost(config, client_ids), states_in(state)
+    host = ClientHost(config, client_ids)
+    states = states_in(state)
     streams = [StreamClient(i, HostedClient(i, host, states), server, say) for i in client_ids]
     errors: list[FedoptError] = []
 

@@ -51,7 +51,8 @@ def read_run(
 
 def _require_unchanged(config: RunConfig, checkpoint: Checkpoint, source: str) -> None:
     """Raise ConfigError for every key that decides the result and differs from the run's."""
-    now, then = _flat(config.to_dict()), _flat(checkpoint.config)
+    now = _flat(config.to_dict())
+    then = _flat(checkpoint.config)
     # data that may lie elsewhere by now is known by its digest
     free = _MAY_CHANGE | ({"data.path"} if TRAINING in checkpoint.origin.data else set())
     changed = [
@@ -76,7 +77,8 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def require_same(experiment: Experiment, checkpoint: Checkpoint, directory: Path) -> None:
     """Raise ConfigError where an experiment is not the one that the checkpoint was made from."""
-    now, then = experiment.origin, checkpoint.origin
+    now = experiment.origin
+    then = checkpoint.origin
     if now.given != then.given:
         raise ConfigError(
             f"--resume: the run in {str(directory)!r} was given {then.given or 'nothing'} as "

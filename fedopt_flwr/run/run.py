@@ -129,7 +129,8 @@ class Run:
 
     def _with_lost_loss(self, record: RoundRecord) -> RoundRecord:
         """Put back a test loss that was not finite, which JSON cannot hold."""
-        output, number = self._experiment.config.output, record.round
+        output = self._experiment.config.output
+        number = record.round
         last = self._experiment.config.federation.num_rounds
         due = number % output.evaluate_every == 0 or number == last
         if record.test_loss is None and due and self._experiment.data.test is not None:
@@ -177,9 +178,11 @@ class Run:
             ) from error
 
     def _new_checkpoint(self) -> Checkpoint:
-        server, config = self.strategy.snapshot(), self._experiment.config
+        server = self.strategy.snapshot()
+        config = self._experiment.config
         states: dict[ClientId, Mapping[str, Tensor]] = {}
-        has_state, read_state = self._keeps_state(config), self._client_state
+        has_state = self._keeps_state(config)
+        read_state = self._client_state
         if has_state and read_state is not None:
             states = {i: read_state(i, version) for i, version in server.versions.items()}
         sizes = list(self.strategy.state.plan.num_examples.items())
@@ -233,7 +236,8 @@ class Run:
         return result
 
     def _write_results(self, directory: RunDirectory, result: Result) -> None:
-        config, name = self._experiment.config, self.strategy.rule.name
+        config = self._experiment.config
+        name = self.strategy.rule.name
         directory.write_results(result.summary, result.model.state_dict())
         title = (
             f"{config.data.name}, {config.model.name}: {config.federation.num_clients} clients, "

@@ -84,7 +84,8 @@ def _overfitting(records: Sequence[RoundRecord], untrained_loss: float) -> set[i
     lost again. Chance is that of an untrained model, exp(-cross-entropy).
     """
     rounds: set[int] = set()
-    train_loss, best = math.inf, 0.0
+    train_loss = math.inf
+    best = 0.0
     chance = math.exp(-max(untrained_loss, 0.0)) if math.isfinite(untrained_loss) else 0.0
     for record in records:
         if record.round and record.train_loss is not None:

@@ -66,7 +66,8 @@ def try_training(
     passes: dict[Any, _Pass] = {}  # by dtypes and dimensions
     first = torch.zeros(1, dtype=torch.int64)
     for client_id in sorted(clients, key=lambda i: -clients[i].num_examples):
-        data, whom = clients[client_id], f"client {client_id}"
+        data = clients[client_id]
+        whom = f"client {client_id}"
         try:
             with randomness.kept(model.device):
                 kind = _kind(_take(data, first, model, whom))
@@ -158,7 +159,8 @@ def _sample(data: ClientData, count: int) -> Tensor:
 @contextlib.contextmanager
 def _unchanged(model: FlatModel) -> Iterator[None]:
     """Put back trainable parameters and buffers, those too that `forward` replaced by new ones."""
-    module, vector = model.module, model.vector.clone()
+    module = model.module
+    vector = model.vector.clone()
     buffers = [
         (owner, name, buffer, buffer.clone())
         for owner in module.modules()

@@ -169,7 +169,8 @@ def _require_trainable(trainable: dict[str, nn.Parameter]) -> None:
 
 def _require_arrays(module: nn.Module) -> None:
     """Refuse what has no values yet, and buffers that cannot travel as NumPy arrays."""
-    buffers, state = dict(module.named_buffers()), module.state_dict(keep_vars=True)
+    buffers = dict(module.named_buffers())
+    state = module.state_dict(keep_vars=True)
     for name, value in {**buffers, **state}.items():
         if not isinstance(value, Tensor) or name.endswith("_extra_state"):
             raise ModelError(

@@ -78,9 +78,14 @@ class ModelObjective:
         gradient_momentum: float = 0.0,
         seed: int = 0,
     ) -> None:
-        self._model, self._loss, self._data = model, loss, data
-        self._positions, self._weight_decay = positions, weight_decay
-        self._clip_norm, self._gradient_momentum, self._seed = clip_norm, gradient_momentum, seed
+        self._model = model
+        self._loss = loss
+        self._data = data
+        self._positions = positions
+        self._weight_decay = weight_decay
+        self._clip_norm = clip_norm
+        self._gradient_momentum = gradient_momentum
+        self._seed = seed
         self._sums: list[Tensor] = []  # of local momentum
         self._place = 0  # of the next gradient among those of this batch
         self._losses: list[tuple[Tensor, int]] = []

@@ -93,7 +93,9 @@ class StreamClient:
         server: ServerAddress,
         say: Callable[[str], None],
     ) -> None:
-        self._client_id, self._client, self._server = client_id, client, server
+        self._client_id = client_id
+        self._client = client
+        self._server = server
         self._say = lambda text: say(f"client {client_id}: {text}")
         self._stopped = threading.Event()
         self._call: grpc.Call | None = None
@@ -206,7 +208,8 @@ class StreamClient:
 
     def _reason(self, error: grpc.RpcError) -> str:
         """Say why a stream was lost; raise where coming back is of no use."""
-        code, details = error.code(), error.details() or ""
+        code = error.code()
+        details = error.details() or ""
         who = f"client {self._client_id}: the server at {self._server}"
         if code in _FINAL:
             raise ConfigError(f"{who} refuses it: {details}")

@@ -21,7 +21,8 @@ from .protocol import CLAIM_KEY, LONGEST_PAUSE_SECONDS, RUN_IS_OVER, Claim
 from .proxy import Seat, StreamProxy
 from .roster import Roster
 
-_FAREWELL_SECONDS, _POLL_SECONDS = 5.0, 0.1
+_FAREWELL_SECONDS = 5.0
+_POLL_SECONDS = 0.1
 _RETRY_SECONDS = 1.5 * LONGEST_PAUSE_SECONDS  # after which a refused client has asked again
 
 
@@ -38,8 +39,11 @@ class Desk(SimpleClientManager):
         self, config: RunConfig, roster: Roster, members: Members, *, certified: bool
     ) -> None:
         super().__init__()
-        self._federation, self._keep_alive = config.federation, config.transport.keep_alive_seconds
-        self._roster, self._certified, self._members = roster, certified, members
+        self._federation = config.federation
+        self._keep_alive = config.transport.keep_alive_seconds
+        self._roster = roster
+        self._certified = certified
+        self._members = members
         self._lock_seats = threading.Lock()
         self._seats: dict[ClientId, Seat] = {}
         self._stateless: set[Claim] = set()  # clients that lost their state while connected
@@ -90,7 +94,8 @@ class Desk(SimpleClientManager):
         return seat
 
     def _require_place(self, claim: Claim) -> None:
-        client_id, count = claim.client_id, self._federation.num_clients
+        client_id = claim.client_id
+        count = self._federation.num_clients
         if self.finished:
             self._waiting.pop(claim, None)
             raise Refused(RUN_IS_OVER, "the run is over")

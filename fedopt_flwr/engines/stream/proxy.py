@@ -52,7 +52,8 @@ class Letter:
     contents: bytes
 
     def take(self) -> bytes:
-        contents, self.contents = self.contents, b""
+        contents = self.contents
+        self.contents = b""
         return contents
 
 
@@ -102,8 +103,10 @@ class StreamProxy(NeverAsked, ClientProxy):
         self, cid: str, bridge: GrpcBridge, seat: Seat, arrays: SharedArrays, roster: Roster
     ) -> None:
         super().__init__(cid)
-        self.bridge, self.seat = bridge, seat
-        self._arrays, self._roster = arrays, roster
+        self.bridge = bridge
+        self.seat = seat
+        self._arrays = arrays
+        self._roster = roster
         self._properties: GetPropertiesRes | None = None
 
     def _request(self, message: bytes, timeout: float | None) -> ClientMessage:
@@ -129,7 +132,8 @@ class StreamProxy(NeverAsked, ClientProxy):
         return self._properties
 
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
-        client_id, started = self.seat.client_id, time.monotonic()
+        client_id = self.seat.client_id
+        started = time.monotonic()
         self._roster.asked(client_id, int(ins.config[ROUND]))
         try:
             answer = self._request(self._arrays.message(ins), timeout)

@@ -25,7 +25,8 @@ class Roster:
     """A client's `Presence` by its id. Every change of weight is also said as a line of text."""
 
     def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
-        self._say, self._lock = say, threading.Lock()
+        self._say = say
+        self._lock = threading.Lock()
         self._clients: dict[ClientId, Presence] = {}
 
     def clients(self) -> dict[ClientId, Presence]:

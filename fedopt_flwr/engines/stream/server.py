@@ -115,7 +115,9 @@ class _Servicer:
     """Flower's servicer behind the desk."""
 
     def __init__(self, desk: Desk, roster: Roster) -> None:
-        self._desk, self._roster, self._arrays = desk, roster, SharedArrays()
+        self._desk = desk
+        self._roster = roster
+        self._arrays = SharedArrays()
 
     def join(self, messages: Iterator[Letter], context: grpc.ServicerContext) -> Iterator[Letter]:
         try:

@@ -216,6 +216,7 @@ class HandshakeLog:
     def __exit__(self, *_: object) -> None:
         os.dup2(self._original, 2)  # closes the pipe's last writer, so the reader ends
         self._thread.join(_PROBE_SECONDS)
-        own, sys.stderr = sys.stderr, self._python_stderr
+        own = sys.stderr
+        sys.stderr = self._python_stderr
         own.close()
         os.close(self._original)
