@@ -145,7 +145,7 @@ class Algorithm(BaseModel):
         return {}
 
     def for_client(self, rank: int) -> Self:
-        """Return what the client at that place in the round's random order is told to run."""
+        """Return the rule that the client at that place in the round's random order runs."""
         return self
 
     def init_server(self, x: Tensor, plan: Plan) -> ServerState:

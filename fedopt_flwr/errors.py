@@ -5,7 +5,7 @@ FedoptError                what all of them are; `exit_code` is what the CLI end
 ├── DataError              a data set that is missing, broken or cannot be divided (2)
 ├── ModelError             a module that cannot be trained as one vector (2)
 ├── MessageError           what came over the wire is not what was agreed (1)
-└── RunError               the run started and could not go on (1)
+└── RunError               the run started and could not continue (1)
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MessageError(FedoptError):
 
 
 class RunError(FedoptError):
-    """A run that started and could not go on."""
+    """A run that started and could not continue."""
 
 
 class Terminated(KeyboardInterrupt):

@@ -101,7 +101,7 @@ class TrackedAdamRule(ControlVariateRule):
 
     @property
     def tracks(self) -> bool:
-        """Whether a client that is told this rule renews its c_i."""
+        """Whether a client that runs this rule renews its c_i."""
         return self.tracked_clients != 0
 
     def resolve(self, plan: Plan) -> Self:

@@ -29,7 +29,7 @@ _DATA_FILES = {
 
 
 def doctor(config: ConfigFile = None, settings: Settings = None, debug: Debug = False) -> None:
-    """Say what this machine has, which data is there, and whether a configuration would run."""
+    """Say what this machine has, which data is available, and whether a configuration would run."""
     if not run_checks(config, settings or []):
         raise typer.Exit(1)
 

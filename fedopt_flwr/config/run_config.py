@@ -36,7 +36,7 @@ class RunConfig(_Section):
     """Everything that decides a run's result, and where it is written.
 
     Raises ConfigError with all problems at once, those of the rules' hyperparameters among them;
-    a rule of one's own is checked when the run is put together.
+    a rule of your own is checked when the run is put together.
     """
 
     algorithm: AlgorithmSection = AlgorithmSection()

@@ -45,7 +45,7 @@ class _Section(BaseModel):
         allow_inf_nan=False,
         strict=True,
         revalidate_instances="always",  # a section may come from model_copy, which checks nothing
-        ser_json_inf_nan="constants",  # options of one's own code may hold them
+        ser_json_inf_nan="constants",  # options of your own code may hold them
     )
 
     @model_validator(mode="before")

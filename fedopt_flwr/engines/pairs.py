@@ -55,9 +55,9 @@ class ForeignProxy(ClientProxy):
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             raise
-        told = result.metrics.get("error")  # how clients of this package fail
-        if result.status.code != Code.OK or isinstance(told, str):
-            self.failure = str(told or result.status.message)
+        reported = result.metrics.get("error")  # how clients of this package fail
+        if result.status.code != Code.OK or isinstance(reported, str):
+            self.failure = str(reported or result.status.message)
         return result
 
     def evaluate(

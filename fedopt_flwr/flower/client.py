@@ -59,7 +59,7 @@ class ModelPool:
 
 
 class FederatedClient(NumPyClient):
-    """Flower client that owns its data, identity and state, and is told everything else.
+    """Flower client that owns its data, identity and state; instructions say everything else.
 
     An exception in local work does not end the client: it answers with no arrays and the error's
     text, which the server counts and shows as this client's failure.

@@ -43,7 +43,7 @@ class Members:
         self.ids: list[ClientId] = []  # all N, in the order of `sorted_ids`
 
     def discover(self, manager: ClientManager, num_clients: int, timeout: float) -> None:
-        """Wait until N clients are there and ask who they are; RunError names who is missing."""
+        """Wait until N clients are connected; ask who they are. RunError names the missing."""
         self.gather(manager, num_clients, timeout, "federation.num_clients")
         self.ids = sorted_ids(list(self._proxies))
         if len(self.ids) != num_clients:
@@ -60,7 +60,7 @@ class Members:
             if time.monotonic() > deadline:
                 self.refresh(manager)
                 raise RunError(
-                    f"{field}: only {len(self._proxies)} of {needed} clients were there within "
+                    f"{field}: only {len(self._proxies)} of {needed} clients were connected within "
                     f"{timeout:g} s: {sorted(map(str, self._proxies))}"
                     f"{_missing(self._proxies, self.ids or range(needed))}; start those, "
                     "ask for fewer or raise federation.start_timeout"
@@ -130,7 +130,7 @@ def ask_all(
     question: Callable[[ClientProxy], _Answer],
     max_workers: int | None = None,
 ) -> dict[str, _Answer | Exception]:
-    """Ask all connections, at once unless told; what one raises is its answer."""
+    """Ask all connections, at once unless limited; what one raises is its answer."""
     pending = list(proxies)
 
     def ask(item: tuple[str, ClientProxy]) -> _Answer | Exception:

@@ -26,8 +26,9 @@ from ..training.flat_model import FlatModel, Layout
 Scalar = bool | bytes | float | int | str
 Phase = Literal["start", "train", "gradient"]
 
+# two keys of an instruction that engines look at
 PHASE = "fedopt.phase"
-ROUND = "fedopt.round"  # two keys of an instruction that engines look at
+ROUND = "fedopt.round"
 IN_MEMORY = "memory"  # tensor_type of Parameters whose arrays were never turned into bytes
 _PREFIX = "fedopt."
 _LONGEST_HEADER = 4096  # bytes; plain arrays have 128
@@ -39,7 +40,7 @@ NEVER = -1  # state version of a client whose reply was never counted
 
 @dataclass(frozen=True)
 class Instruction:
-    """All that a client is told for one round; each field is one Flower config value.
+    """What a client has to do in one round; each field is one Flower config value.
 
     Keys begin with "fedopt.", so that a user's own values can travel beside them.
     """

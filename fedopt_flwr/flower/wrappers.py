@@ -22,7 +22,7 @@ _REFUSED = (
 def refuse_privacy_wrappers() -> None:
     """Raise RunError if one of Flower's privacy wrappers is among the callers.
 
-    A wrapped strategy is not told so; its first call is where the wrapper stands on the stack.
+    A wrapped strategy is not given its wrapper; at its first call that stands on the stack.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -1,4 +1,4 @@
-"""From the clients that are there to a plan, and from the plan to who is asked in each round."""
+"""From the connected clients to a plan, and from the plan to who is asked in each round."""
 
 from __future__ import annotations
 

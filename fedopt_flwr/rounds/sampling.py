@@ -31,7 +31,7 @@ def sorted_ids(ids: Sequence[ClientId]) -> list[ClientId]:
     ordered = sorted(ids)
     for one, other in pairwise(ordered):
         if one == other:
-            raise RunError(f"client ids: {one!r} is there twice; each client needs its own id")
+            raise RunError(f"client ids: {one!r} occurs twice; each client needs its own id")
     return ordered
 
 

@@ -23,9 +23,10 @@ from ..rounds.record import Snapshot
 LAYOUT = 2  # of the file; 1 was a folder of three files
 _OLD_FOLDER = "checkpoint"  # of layout 1
 _NAME = re.compile(r"checkpoint-(\d{6,})\.safetensors")
+# keys of the metadata
 _TEXT = "fedopt"
 _DIGEST = "digest"
-_LAYOUT = "layout"  # keys of the metadata
+_LAYOUT = "layout"
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ class RunDirectory:
             save_tensors(model, unfinished)
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Replace the last checkpoint by this one; at any moment one whole checkpoint is there."""
+        """Replace the last checkpoint by this one; at any moment one whole checkpoint exists."""
         with self._writing("checkpoint"):
             if self._rounds is not None:  # which the checkpoint counts on
                 self._require_in_place(self._rounds)

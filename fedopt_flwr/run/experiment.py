@@ -194,7 +194,7 @@ class Experiment:
         return Evaluation(loss, metric, self.metric_name)
 
     def template(self) -> Instruction:
-        """Return what clients are told in every round, under the name of a new run."""
+        """Return what stays the same in all instructions, under the name of a new run."""
         shape = self._loaded.input_shape
         classes = self._num_classes()
         return Instruction.for_run(self.config, self.model, shape, classes)

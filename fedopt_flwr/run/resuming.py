@@ -108,7 +108,7 @@ def require_same(experiment: Experiment, checkpoint: Checkpoint, directory: Path
 
 
 def require_same_clients(plan: Plan, checkpoint: Checkpoint) -> None:
-    """Raise ConfigError if other clients are there than before, or one with more or less data."""
+    """Raise ConfigError for other clients than before, or one with more or less data."""
     before = dict(checkpoint.origin.num_examples)
     if before.keys() != plan.num_examples.keys():
         raise ConfigError(

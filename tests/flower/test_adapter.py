@@ -154,7 +154,7 @@ def test_a_client_that_fails_the_start_once_is_asked_again() -> None:
     assert (run.records[0].failures, len(calls)) == (0, 2)
     assert run.records[0].clients == [0, 1, 2, 3, 4]
     assert run.records[0].downlink_vectors == 6
-    assert run.records[0].errors == []  # it was mended, and nobody is missing
+    assert run.records[0].errors == []  # it succeeded later, and nobody is missing
 
 
 def test_a_client_that_fails_the_start_twice_counts_as_zero_on_both_sides() -> None:
@@ -218,7 +218,7 @@ def test_numbers_and_names_are_not_mixed() -> None:
     assert sorted_ids([10, 9, 2]) == [2, 9, 10]
     with pytest.raises(RunError, match="numbers and names"):
         sorted_ids([1, "two"])
-    with pytest.raises(RunError, match="'a' is there twice"):
+    with pytest.raises(RunError, match="'a' occurs twice"):
         sorted_ids(["a", "b", "a"])
 
 

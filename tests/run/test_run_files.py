@@ -1,4 +1,4 @@
-"""What a run writes, what it never writes over, and how one goes on after a stop."""
+"""What a run writes, what it never writes over, and how a run is resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Federations of processes that are stopped, go on, or lose whoever reads what they print."""
+"""Federations of processes that are stopped, resumed, or lose whoever reads what they print."""
 
 from __future__ import annotations
 
