@@ -25,7 +25,8 @@ def replacing(target: Path, *, durable: bool = False) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
         raise
     if durable:
-        _to_disk(target.parent)
+        with contextlib.suppress(OSError):  # not every file system can do that to a folder
+            _to_disk(target.parent)
 
 
 def _to_disk(path: Path) -> None:

@@ -106,8 +106,9 @@ def _is_own(file: str) -> bool:
 
 
 def _from_here(file: str) -> str:
-    path = Path(file).absolute()
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+    with contextlib.suppress(OSError, ValueError):  # no working folder, or elsewhere
+        return str(Path(file).absolute().relative_to(Path.cwd()))
+    return file
 
 
 def file_of(path: str) -> str | None:

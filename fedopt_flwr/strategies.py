@@ -22,11 +22,11 @@ from torch import nn
 
 from . import algorithms
 from .algorithm import Algorithm
-from .errors import ConfigError
+from .errors import ConfigError, FedoptError
 from .flower.app_strategy import REQUIRED_OPTIONS, option_defaults
 from .flower.app_strategy import Strategy as Strategy
 from .flower.app_strategy import StrategyOptions as StrategyOptions
-from .problems import validation_problems
+from .problems import collected, raise_together, validation_problems
 
 
 class RuleStrategy(Strategy):
@@ -43,11 +43,15 @@ class RuleStrategy(Strategy):
 
     def __init__(self, model: nn.Module, **arguments: Any) -> None:
         own = {key: arguments.pop(key) for key in self.kind.model_fields if key in arguments}
+        errors: list[FedoptError] = []  # of rule and options, to be reported together
+        with collected(errors):
+            self._read_options(arguments)
         try:
             rule = self.kind(**own)
         except ValidationError as error:
             problems = validation_problems(error, self.kind, lambda key: self.kind.name)
-            raise ConfigError(problems) from None
+            errors.insert(0, ConfigError(problems))
+        raise_together(errors)
         super().__init__(rule, model, **arguments)
 
 

@@ -115,6 +115,13 @@ class RunLog(logging.FileHandler):
         with contextlib.suppress(OSError):  # a full disk, a moved folder: the run itself says it
             super().emit(record)
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say nothing, for the same reason."""
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
 
 @contextlib.contextmanager
 def logging_to(log: RunLog) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from ..errors import ConfigError, MessageError
 from ..own_code import function_of
 from ..training.devices import pick_device
 from ..training.evaluation import Metric
-from ..training.flat_model import FlatModel
+from ..training.flat_model import FlatModel, copied
 from ..training.objective import Loss
 from .client import FederatedClient, ModelPool
 from .messages import Instruction, Scalar
@@ -59,7 +58,7 @@ class Client(FederatedClient):
         require_examples({identity: data})
         loss = function_of("loss", loss)
         metric = None if metric is None else function_of("metric", metric)
-        pool = ModelPool([FlatModel(copy.deepcopy(model), place)], loss, metric=metric)
+        pool = ModelPool([FlatModel(copied(model), place)], loss, metric=metric)
         self._context = context
         self._state_dir = state_dir
         super().__init__(identity, data, pool, MemoryStates())

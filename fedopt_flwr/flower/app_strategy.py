@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, Required, TypedDict, Unpack
@@ -17,7 +16,7 @@ from ..algorithms import register
 from ..config.run_config import RunConfig
 from ..config.sections import FederationSection, TrainingSection
 from ..rounds.record import RoundRecord
-from ..training.flat_model import FlatModel
+from ..training.flat_model import FlatModel, copied
 from .messages import Instruction, Scalar, to_arrays
 from .replies import own_metrics
 from .strategy import FederatedStrategy
@@ -82,15 +81,10 @@ class Strategy(FederatedStrategy):
     def __init__(
         self, rule: Algorithm, model: nn.Module, **options: Unpack[StrategyOptions]
     ) -> None:
-        self._require_known(options)
+        config = self._read_options(options)
         register(type(rule))
         given: dict[str, Any] = {**options}
-        config = RunConfig(
-            federation={key: given[key] for key in _FEDERATION if key in given},
-            training={key: given[key] for key in _TRAINING if key in given},
-            schedule=given.get("schedule") or {},
-        )
-        flat = FlatModel(copy.deepcopy(model))
+        flat = FlatModel(copied(model))
         template = Instruction.for_run(config, flat, (), 0)
         self.rounds: list[RoundRecord] = []
         self._also_on_round = given.get("on_round")
@@ -105,7 +99,7 @@ class Strategy(FederatedStrategy):
             on_round=self._keep,
         )
 
-    def _require_known(self, options: Mapping[str, Any]) -> None:
+    def _read_options(self, options: Mapping[str, Any]) -> RunConfig:
         known = StrategyOptions.__annotations__
         unknown = sorted(options.keys() - known.keys())
         missing = [key for key in REQUIRED_OPTIONS if key not in options]
@@ -113,6 +107,11 @@ class Strategy(FederatedStrategy):
             raise TypeError(f"{type(self).__name__}: unknown argument {unknown[0]!r}")
         if missing:
             raise TypeError(f"{type(self).__name__}: argument {missing[0]!r} is missing")
+        return RunConfig(
+            federation={key: options[key] for key in _FEDERATION if key in options},
+            training={key: options[key] for key in _TRAINING if key in options},
+            schedule=options.get("schedule") or {},
+        )
 
     def extra_config(self, round_number: int) -> Metrics:
         return {} if self._fit_config is None else self._fit_config(round_number)

@@ -16,7 +16,7 @@ from ..algorithm import Algorithm, ClientId, Plan, ServerState
 from ..config.run_config import RunConfig
 from ..errors import RunError
 from ..rounds.participation import Participation, make_plan
-from ..rounds.record import RoundRecord, Snapshot, Upload
+from ..rounds.record import TOO_FEW, RoundRecord, Snapshot, Upload
 from ..rounds.schedules import changed_numbers, scheduled
 from ..training.evaluation import Evaluation
 from ..training.flat_model import FlatModel, average_buffers, is_buffer_name
@@ -235,7 +235,7 @@ class FederatedStrategy(Strategy):
         uploads = accept(self.asked, answers, expected, self.record, "train", steps)
         needed = self._config.federation.min_replies
         if len(uploads) < needed:
-            why = f"not counted: {len(uploads)} replies, federation.min_replies is {needed}"
+            why = f"{TOO_FEW}{len(uploads)} replies, federation.min_replies is {needed}"
             self.record.errors += [{"client": i, "phase": "train", "error": why} for i in uploads]
             self._finish_round({})
             return None, {}

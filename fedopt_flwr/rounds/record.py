@@ -33,6 +33,7 @@ class Upload:
     seconds: float
 
 
+TOO_FEW = "not counted: "  # begins the error of a good reply among fewer than min_replies
 NOT_FINITE = "not finite"  # in the error of every reply or message with NaN or infinite values
 
 

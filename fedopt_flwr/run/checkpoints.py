@@ -21,7 +21,7 @@ from ..files import replacing
 from ..rounds.record import Snapshot
 
 LAYOUT = 2  # of the file; 1 was a folder of three files
-_OLD_FOLDER = "checkpoint"  # of layout 1
+_OLD_FOLDERS = ("checkpoint", "checkpoint.old")  # of layout 1
 _NAME = re.compile(r"checkpoint-(\d{6,})\.safetensors")
 # keys of the metadata
 _TEXT = "fedopt"
@@ -70,7 +70,13 @@ def write_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
 
 
 def has_checkpoint(run: Path) -> bool:
-    return bool(_files(run)) or (run / _OLD_FOLDER).is_dir()
+    """Whether a run's folder holds a checkpoint that this version can read."""
+    return bool(_files(run))
+
+
+def has_old_checkpoint(run: Path) -> bool:
+    """Whether a run's folder holds a checkpoint of the first layout."""
+    return any((run / name).is_dir() for name in _OLD_FOLDERS)
 
 
 def read_checkpoint(run: Path) -> Checkpoint:
@@ -78,8 +84,8 @@ def read_checkpoint(run: Path) -> Checkpoint:
     if not run.is_dir():
         raise ConfigError(f"--resume: {str(run)!r} is not a folder; name a run's folder")
     files = _files(run)
-    if not files and (run / _OLD_FOLDER).is_dir():
-        raise _other_layout(run / _OLD_FOLDER, "1")
+    if not files and has_old_checkpoint(run):
+        raise _other_layout(run / _OLD_FOLDERS[0], "1")
     if not files:
         raise ConfigError(
             f"--resume: {str(run)!r} holds no checkpoint; runs write them when "

@@ -20,7 +20,14 @@ from torch import Tensor
 from ..errors import ConfigError, RunError
 from ..files import replacing
 from ..rounds.record import RoundRecord, as_json
-from .checkpoints import Checkpoint, has_checkpoint, read_checkpoint, save_tensors, write_checkpoint
+from .checkpoints import (
+    Checkpoint,
+    has_checkpoint,
+    has_old_checkpoint,
+    read_checkpoint,
+    save_tensors,
+    write_checkpoint,
+)
 
 CONFIG = "config.toml"
 ROUNDS = "rounds.jsonl"
@@ -42,7 +49,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._rounds: TextIO | None = None
-        self._lock = filelock.FileLock(path / _LOCK, blocking=False)
+        self._lock = filelock.FileLock(path / _LOCK, blocking=False, fallback_to_soft=False)
         self._made: list[Path] = []  # folders that were not there, the innermost first
 
     def require_unused(self) -> None:
@@ -71,7 +78,7 @@ class RunDirectory:
                 f"remove this one{more}"
             )
         present = [name for name in (CONFIG, SUMMARY, MODEL, CURVES) if (self.path / name).exists()]
-        if has_checkpoint(self.path):
+        if has_checkpoint(self.path) or has_old_checkpoint(self.path):
             present.append("checkpoint")
         if present:
             raise ConfigError(
@@ -101,6 +108,8 @@ class RunDirectory:
     def lock(self) -> None:
         """Keep other processes from continuing this run until `close`; the system unlocks it
         however this process ends. ConfigError if another has it."""
+        if not self.path.is_dir():  # which locking would make
+            return
         try:
             self._lock.acquire()
         except filelock.Timeout:
@@ -163,8 +172,10 @@ class RunDirectory:
             raise FileNotFoundError(errno.ENOENT, "the run's folder was moved or removed")
 
     def _is_in_place(self, rounds: TextIO) -> bool:
-        path = self.path / ROUNDS
-        return path.exists() and os.path.samestat(path.stat(), os.fstat(rounds.fileno()))
+        try:
+            return os.path.samestat((self.path / ROUNDS).stat(), os.fstat(rounds.fileno()))
+        except OSError:
+            return False
 
     def close(self) -> None:
         is_ours = self._rounds is None or self._is_in_place(self._rounds)

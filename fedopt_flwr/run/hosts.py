@@ -42,9 +42,8 @@ class ClientHost:
     def __init__(self, config: RunConfig, client_ids: Sequence[ClientId]) -> None:
         self._config = config
         self._ids = list(client_ids)
-        load_rule(
-            config.algorithm.name, config.import_folders
-        )  # which registers a rule of the user's own
+        # registers a rule of the user's own
+        load_rule(config.algorithm.name, config.import_folders)
         self._device = pick_device(config.training.device)
         self._lock = threading.Lock()
         self._data: dict[ClientId, ClientData] = {}

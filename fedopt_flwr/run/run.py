@@ -18,7 +18,7 @@ from ..config.run_config import RunConfig
 from ..errors import FedoptError, FedoptWarning, RunError
 from ..flower import STATE_LOST, FederatedStrategy
 from ..own_code import file_of, is_import_path
-from ..rounds.record import RoundRecord
+from ..rounds.record import TOO_FEW, RoundRecord
 from .checkpoints import Checkpoint
 from .directory import CURVES, RunDirectory
 from .experiment import Experiment
@@ -255,6 +255,7 @@ def _warn_of_failing_clients(result: Result) -> None:
         return  # which another warning says
     counted = Counter(i for r in result.rounds if r.round for i in r.clients)
     errors = [e for r in result.rounds if r.round for e in r.errors if e["phase"] == "train"]
+    errors = [error for error in errors if not str(error["error"]).startswith(TOO_FEW)]
     failed = Counter(error["client"] for error in errors)
     last = {error["client"]: error["error"] for error in errors}
     failing = [i for i in failed if 1 < failed[i] >= counted[i]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -120,6 +121,18 @@ class FlatModel:
                 )
         parts = [state[name].detach().to(self.vector).reshape(-1) for name in self.shapes]
         return torch.cat(parts)
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """Return a copy of a user's module; ModelError for one that cannot be copied."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise ModelError(
+            f"model: a module of type {type(module).__name__} cannot be copied: {error}; keep no "
+            "computed tensors as attributes (torch.nn.utils.parametrizations has weight_norm and "
+            "others that do not)"
+        ) from error
 
 
 def average_buffers(weighted: list[tuple[float, dict[str, Tensor]]]) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from helpers import CLASSES, FEATURES, as_datasets, linear_model, softmax_client
 from torch import nn
 from torch.utils.data import Subset
 
-from fedopt_flwr import ConfigError, RunConfig, RunError, clients, simulate, strategies
+from fedopt_flwr import ConfigError, ModelError, RunConfig, RunError, clients, simulate, strategies
 from fedopt_flwr.algorithms import ALGORITHMS, FedAvg
 from fedopt_flwr.data import as_client_data, from_datasets
 from fedopt_flwr.engines.in_process import run_in_process
@@ -226,9 +226,28 @@ def test_the_client_of_another_rule_is_told_so() -> None:
     )
 
 
+class KeepsWhatItComputed(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(FEATURES, CLASSES)
+        self.last = self.weight * 2
+
+
+def test_a_module_that_cannot_be_copied_is_refused_with_the_remedy() -> None:
+    for make in (
+        lambda: strategies.FedAvg(KeepsWhatItComputed(), **SIZES),
+        lambda: clients.FedAvgClient(KeepsWhatItComputed(), DATA[0], client_id=0),
+    ):
+        with pytest.raises(ModelError, match=r"type KeepsWhatItComputed cannot be copied: .*keep"):
+            make()
+
+
 def test_bad_arguments_are_named() -> None:
     with pytest.raises(ConfigError, match=r"padamfed\.momentum: got 1\.5"):
         strategies.PAdaMFed(linear_model(), **SIZES, momentum=1.5)
+    with pytest.raises(ConfigError) as caught:
+        strategies.FedAvg(linear_model(), **SIZES | {"num_rounds": 0}, client_learning_rate=-1.0)
+    fields = [line.partition(":")[0] for line in caught.value.problems]
+    assert fields == ["fedavg.client_learning_rate", "federation.num_rounds"]
     with pytest.raises(ConfigError, match=r"federation\.clients_per_round: got 9"):
         strategies.FedAvg(linear_model(), **SIZES | {"clients_per_round": 9})
     with pytest.raises(TypeError, match="FedAvg: unknown argument 'rounds'"):

@@ -32,13 +32,20 @@ class Fragile(Dataset[Any]):
         return self._inner[index]
 
 
-def run(fragile: int, reads: int, rounds: int = 6) -> tuple[Result, list[str]]:
+def run(
+    fragile: int, reads: int, rounds: int = 6, min_replies: int = 1
+) -> tuple[Result, list[str]]:
     data: list[Any] = as_datasets(softmax_clients(SIZES))
     for client in range(fragile):
         data[client] = Fragile(reads)
     config = {
         "algorithm": {"name": "fedavg"},
-        "federation": {"num_clients": 3, "clients_per_round": 3, "num_rounds": rounds},
+        "federation": {
+            "num_clients": 3,
+            "clients_per_round": 3,
+            "num_rounds": rounds,
+            "min_replies": min_replies,
+        },
         "training": {"local_steps": 1, "batch_size": 0},
     }
     with warnings.catch_warnings(record=True) as caught:
@@ -65,3 +72,11 @@ def test_a_client_that_failed_less_often_is_not_named() -> None:
     result, texts = run(fragile=1, reads=60, rounds=9)
     assert 0 < failed_rounds(result, 0) < 4
     assert texts == []
+
+
+def test_a_good_reply_in_a_round_with_too_few_of_them_is_no_failure_of_its_client() -> None:
+    torch.manual_seed(0)
+    result, texts = run(fragile=1, reads=30, min_replies=3)
+    assert len(result.rounds[-1].errors) == 3
+    assert result.idle_from is None
+    assert [text.partition(":")[0] for text in texts] == ["client 0"]
