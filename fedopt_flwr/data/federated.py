@@ -68,7 +68,7 @@ class FederatedData:
     def label_counts(self) -> np.ndarray:
         """Return how many examples of each class each client holds, shape [clients, classes]."""
         targets = [client.targets() for client in self.clients]
-        classes = max([self.num_classes, *(1 + int(labels.max()) for labels in targets)])
+        classes = max([self.num_classes, *(1 + int(labels.max(initial=-1)) for labels in targets)])
         return np.stack([np.bincount(labels, minlength=classes) for labels in targets])
 
 
@@ -76,7 +76,7 @@ def _count_classes(part: ClientData) -> int:
     with randomness.kept(_CPU):
         targets = part.targets()
     is_class = targets.ndim == 1 and targets.dtype.kind in "iub"
-    return 1 + max(-1, int(targets.max())) if is_class else 0
+    return 1 + int(targets.max(initial=-1)) if is_class else 0
 
 
 def load_federated_data(config: RunConfig) -> FederatedData:
