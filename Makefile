@@ -26,6 +26,9 @@ lint: install
 structure: install
 	$(BIN)/python tests/structure.py
 
+# in which xdist sends its workers the names of folders
+test test-slow test-newest: export PYTHONIOENCODING := utf-8
+
 test: lint
 	$(BIN)/pytest -n 2 -m "not slow"
 
