@@ -20,6 +20,14 @@ def unknown_name(field: str, seen: str, known: Iterable[str]) -> str:
     return f"{field}: unknown {seen!r}{hint} Known: {', '.join(names)}"
 
 
+def foreign_text(text: object, limit: int = 500) -> str:
+    """Return what a peer sent so that it can be printed and kept: on one line, at most `limit`
+    characters, with control characters and what UTF-8 cannot hold written as escapes."""
+    start = str(text)[: limit + 1]
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in start)
+    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
+
+
 @contextlib.contextmanager
 def about(whom: str) -> Iterator[None]:
     """Say in a DataError whose data it is about."""

@@ -169,7 +169,7 @@ def open_run(
         states,
         num_rounds=run_config.federation.num_rounds,
         workers=workers,
-        round_timeout=run_config.federation.round_timeout,
+        round_timeout=run_config.federation.timeout_seconds,
     )
     strategy.write_to_model()
     return run

@@ -21,6 +21,7 @@ from .sections import (
     AlgorithmSection,
     DataSection,
     FederationSection,
+    LimitsSection,
     ModelSection,
     OutputSection,
     ScheduleSection,
@@ -48,6 +49,7 @@ class RunConfig(_Section):
     model: ModelSection = ModelSection()
     output: OutputSection = OutputSection()
     transport: TransportSection = TransportSection()
+    limits: LimitsSection = LimitsSection()
 
     _folder: Path | None = PrivateAttr(None)
 

@@ -22,7 +22,8 @@ from .text import plain, storable
 
 MAX_SEED = 2**63 - 1
 Count = Annotated[int, Field(ge=1, le=10**9)]
-Seconds = Annotated[float, Field(gt=0, le=10**7)]  # gRPC and locks overflow on much longer waits
+MAX_SECONDS = 10**7  # gRPC and locks overflow on much longer waits
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 Rate = Annotated[float, Field(ge=0)]
 _Shape = Annotated[float, Field(ge=1e-6, le=10**6)]  # of a distribution
 _Options = Annotated[dict[str, Any], AfterValidator(storable)]
@@ -76,8 +77,27 @@ class FederationSection(_Section):
     weighting: Literal["uniform", "examples"] | None = None  # p_i: 1/N or n_i/Σn; the rule's own
     buffers: Literal["average", "local"] = "average"
     min_replies: Count = Field(1, validate_default=True)
-    round_timeout: Seconds | None = None
+    # for a round's replies, in s; auto (over gRPC): 20 times the slowest so far, at least 600
+    round_timeout: float | Literal["auto", "none"] = "auto"
     start_timeout: Seconds = 600  # to wait for all clients before round 1
+    client_ids: Literal["numbers", "names"] = "numbers"  # over gRPC: 0 to N-1, or any names
+    max_reply_norm: Annotated[float, Field(gt=0)] | None = None  # of each array; others fail
+
+    @property
+    def timeout_seconds(self) -> float | None:
+        """What a user set for a round's replies; None for "auto" and "none"."""
+        return None if isinstance(self.round_timeout, str) else self.round_timeout
+
+    @field_validator("round_timeout", mode="before")
+    @classmethod
+    def _seconds_or_word(cls, value: Any) -> Any:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value in ("auto", "none") or (is_number and 0 < value <= MAX_SECONDS):
+            return value
+        raise ValueError(
+            f"federation.round_timeout: got {value!r}; must be 'auto', 'none' or seconds > 0 and "
+            f"<= {MAX_SECONDS}"
+        )
 
     # of fields, not of the section, so that they speak up beside other problems in it
     @field_validator("clients_per_round", "min_replies")
@@ -188,6 +208,7 @@ class OutputSection(_Section):
     directory: _Path | None = None
     evaluate_every: Count = 1  # rounds; the last one is always evaluated
     checkpoint_every: int = Field(0, ge=0, le=10**9)  # rounds; 0: no checkpoints
+    keep: Count = 3  # checkpoints
     link_mbps: float = Field(100.0, gt=0, le=10**9)  # Mbit/s, for the simulated run time alone
 
 
@@ -204,3 +225,15 @@ class TransportSection(_Section):
         if proxy is None or re.fullmatch(r"http://([\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}", proxy):
             return proxy
         raise ValueError(f"transport.proxy: got {proxy!r}; must be http://HOST:PORT; or remove it")
+
+
+class LimitsSection(_Section):
+    """What a client lets a server ask of its machine, and the most examples that anyone may claim.
+
+    An instruction beyond is refused, never reduced: the number of threads decides bits.
+    """
+
+    threads: Count | None = None  # those of `training.threads`; None: as many as there are cores
+    local_steps: Count = 100_000  # in a round
+    parameters: Count | None = None  # of the model; None: what half of the memory holds
+    examples: Count = 10_000_000  # of one client

@@ -13,14 +13,13 @@ from flwr.common import (
     FitRes,
     GetPropertiesIns,
     GetPropertiesRes,
-    Parameters,
     Status,
 )
 from flwr.server import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 
 from ..flower import ClientStates, FederatedClient, FederatedStrategy
-from ..flower.messages import IN_MEMORY, NEVER, PHASE, to_arrays
+from ..flower.messages import NEVER, PHASE, ArraysInMemory, to_arrays
 from .common import LeanServer, NeverAsked, intra_op_threads, quiet
 
 _OK = Status(Code.OK, "")
@@ -100,7 +99,7 @@ class _DirectProxy(NeverAsked, ClientProxy):
             report = {"error": late}
         if ins.config[PHASE] == "train":  # uploads of the start pass are the states themselves
             arrays = [self._slots.keep(array) for array in arrays]
-        parameters = Parameters(tensors=arrays, tensor_type=IN_MEMORY)  # type: ignore[arg-type]
+        parameters = ArraysInMemory(arrays)
         return FitRes(_OK, parameters, num_examples, report)
 
 

@@ -25,7 +25,7 @@ from ..randomness import derive
 from ..training.evaluation import Metric, evaluate
 from ..training.flat_model import FlatModel, Layout, is_buffer_name
 from ..training.objective import Loss, ModelObjective, batch_positions
-from .messages import NEVER, Instruction, Scalar, decode, expected_arrays
+from .messages import NEVER, Instruction, Scalar, decode, expected_arrays, repeated
 from .state import ClientStates
 
 _LOG = logging.getLogger("fedopt_flwr")
@@ -90,6 +90,7 @@ class FederatedClient(NumPyClient):
     ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
         """Do what one instruction says and return what `fit` does: arrays, n_i, report."""
         started = time.perf_counter()
+        repeats = repeated(instruction.to_config())
         try:
             with self._models.borrow() as model:
                 torch.set_num_threads(instruction.threads)  # OpenMP keeps it per thread
@@ -97,8 +98,9 @@ class FederatedClient(NumPyClient):
                 arrays = [tensor.detach().cpu().numpy() for tensor in upload.values()]
         except (Exception, SystemExit) as error:
             _LOG.error("client %s, round %s", self.client_id, instruction.round, exc_info=error)
-            return [], 0, {"error": described(error)}
+            return [], 0, {**repeats, "error": described(error)}
         report: dict[str, Scalar] = {
+            **repeats,
             "arrays": ",".join(upload),
             "loss": loss,
             "num_steps": steps,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import threading
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -15,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from flwr.common import Parameters, ndarrays_to_parameters
-from numpy.lib import format as npy
 from torch import Tensor
 
 from ..config.run_config import RunConfig
 from ..errors import MessageError
+from ..problems import foreign_text
 from ..rounds.record import NOT_FINITE
 from ..training.flat_model import FlatModel, Layout
 
@@ -29,12 +28,18 @@ Phase = Literal["start", "train", "gradient"]
 # two keys of an instruction that engines look at
 PHASE = "fedopt.phase"
 ROUND = "fedopt.round"
-IN_MEMORY = "memory"  # tensor_type of Parameters whose arrays were never turned into bytes
+_REPEATED = ("run", "round", "phase")  # of an instruction, in its report
 _PREFIX = "fedopt."
-_LONGEST_HEADER = 4096  # bytes; plain arrays have 128
-# NumPy reads a header with `ast`, which CPython before 3.11.8 and 3.12.2 may fail at when two
-# threads do so (gh-106905: "AST constructor recursion depth mismatch"); a reply would be lost
-_ONE_READER = threading.Lock()
+# What np.save writes before a plain array. NumPy's own reader evaluates it with `ast`: strange ones
+# take it a second, and CPython before 3.11.8 and 3.12.2 loses a message when two threads use `ast`
+# (gh-106905), as one does that prints a traceback.
+_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00.."
+    rb"\{'descr': '([<>|=][a-z?]\d{1,3})', 'fortran_order': (True|False), "
+    rb"'shape': \(((?:\d{1,18}, ?)*(?:\d{1,18})?)\), \} *\n",
+    re.DOTALL,
+)
+_LONGEST_HEADER = 1024  # bytes; plain arrays have 128
 NEVER = -1  # state version of a client whose reply was never counted
 
 
@@ -115,6 +120,17 @@ class Instruction:
         return cls(**own)
 
 
+class ArraysInMemory(Parameters):
+    """Arrays that an engine in one process hands on as they are.
+
+    A type of its own: whatever a peer writes into a message, none can be parsed from bytes.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        super().__init__(tensors=[], tensor_type="")
+        self.arrays = list(arrays)
+
+
 def encode(arrays: Mapping[str, Tensor], *, in_memory: bool = False) -> tuple[str, Parameters]:
     """Return the joined names and Flower Parameters.
 
@@ -122,14 +138,14 @@ def encode(arrays: Mapping[str, Tensor], *, in_memory: bool = False) -> tuple[st
     """
     values = [tensor.detach().cpu().numpy() for tensor in arrays.values()]
     if in_memory:
-        return ",".join(arrays), Parameters(tensors=values, tensor_type=IN_MEMORY)  # type: ignore[arg-type]
+        return ",".join(arrays), ArraysInMemory(values)
     return ",".join(arrays), ndarrays_to_parameters(values)
 
 
 def to_arrays(parameters: Parameters) -> list[np.ndarray]:
     """Return the arrays of Parameters, whether they were encoded or not."""
-    if parameters.tensor_type == IN_MEMORY:
-        return list(parameters.tensors)  # type: ignore[arg-type]
+    if isinstance(parameters, ArraysInMemory):
+        return parameters.arrays
     return [_to_array(data) for data in parameters.tensors]
 
 
@@ -138,15 +154,15 @@ def _to_array(data: bytes) -> np.ndarray:
 
     Raises ValueError for anything else, before memory is set aside for what a header promises.
     """
-    header = io.BytesIO(data[:_LONGEST_HEADER])
-    version = npy.read_magic(header)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    with _ONE_READER:
-        shape, is_fortran, dtype = read(header)
-    body = memoryview(data)[header.tell() :]
+    header = _HEADER.match(data[:_LONGEST_HEADER])
+    if header is None:
+        raise ValueError(f"{len(data)} bytes without the header of a plain NumPy array")
+    dtype = np.dtype(header[1].decode())
+    shape = tuple(int(size) for size in header[3].replace(b",", b" ").split())
+    body = memoryview(data)[header.end() :]
     if dtype.hasobject or len(body) != dtype.itemsize * math.prod(shape):
         raise ValueError(f"{len(body)} bytes do not hold shape {shape} of {dtype}")
-    return np.frombuffer(body, dtype).reshape(shape, order="F" if is_fortran else "C")
+    return np.frombuffer(body, dtype).reshape(shape, order="F" if header[2] == b"True" else "C")
 
 
 @lru_cache(maxsize=64)
@@ -158,6 +174,22 @@ def encoded_size(shape: tuple[int, ...], dtype: str) -> int:
 def encoded_bytes(arrays: Sequence[np.ndarray]) -> int:
     """Return the size in bytes of these arrays in Flower's encoding, without encoding them."""
     return sum(encoded_size(a.shape, a.dtype.str) for a in arrays)
+
+
+def repeated(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a report repeats of an instruction, so that the server knows which it answers."""
+    return {key: config.get(f"{_PREFIX}{key}") for key in _REPEATED}
+
+
+def require_answers(report: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Raise MessageError if a report does not repeat the run, round and phase that were asked."""
+    for key, value in asked.items():
+        said = report.get(key)
+        if type(said) is not type(value) or said != value:
+            raise MessageError(
+                f"its report is for {key} {foreign_text(repr(said), 80)}, asked was {value!r}; a "
+                "reply to another instruction does not count"
+            )
 
 
 def expected_arrays(

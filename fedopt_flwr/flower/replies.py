@@ -13,7 +13,7 @@ from ..algorithm import ClientId, Reply
 from ..errors import MessageError
 from ..rounds.record import NOT_FINITE, RoundRecord, Upload
 from ..training.flat_model import Layout, is_buffer_name
-from .messages import Phase, Scalar, decode, encoded_bytes, to_arrays
+from .messages import Scalar, decode, encoded_bytes, repeated, require_answers, to_arrays
 
 
 def accept(
@@ -21,14 +21,15 @@ def accept(
     answers: Mapping[ClientId, FitRes | str],
     expected: Mapping[ClientId, Mapping[str, Layout]],
     record: RoundRecord,
-    phase: Phase,
+    asked_for: Mapping[str, Any],
     local_steps: Mapping[ClientId, int] | None = None,
 ) -> dict[ClientId, Upload]:
     """Return the usable uploads in the order of `asked`; `expected` are each client's arrays.
 
-    An answer that is a text, is missing, carries an error or does not hold the expected arrays
-    becomes an error in the record, as does one of other than the planned `local_steps`: weights
-    and c_i follow from those. Bytes and vectors that arrived are counted either way.
+    `asked_for` is the run, round and phase that reports must repeat. An answer that is a text, is
+    missing, carries an error or does not hold the expected arrays becomes an error in the record,
+    as does one of other than the planned `local_steps`: weights and c_i follow from those. Bytes
+    and vectors that arrived are counted either way.
     """
     uploads = {}
     for client_id in asked:
@@ -36,11 +37,13 @@ def accept(
         try:
             if isinstance(answer, str):
                 raise MessageError(answer)
-            upload = _checked(client_id, answer, expected[client_id], record)
+            upload = _checked(client_id, answer, expected[client_id], record, asked_for)
             _require_steps(answer, (local_steps or {}).get(client_id))
             uploads[client_id] = upload
         except MessageError as error:
-            record.errors.append({"client": client_id, "phase": phase, "error": str(error)})
+            record.errors.append(
+                {"client": client_id, "phase": asked_for["phase"], "error": str(error)}
+            )
     return uploads
 
 
@@ -49,11 +52,13 @@ def _checked(
     answer: FitRes,
     expected: Mapping[str, Layout],
     record: RoundRecord,
+    asked_for: Mapping[str, Any],
 ) -> Upload:
     report: dict[str, Any] = dict(answer.metrics)
     if answer.status.code != Code.OK or "error" in report:
         raise MessageError(str(report.get("error", answer.status.message)))
     sender = f"client {client_id}, round {record.round}"
+    require_answers(report, asked_for)
     try:
         arrays = to_arrays(answer.parameters)
     except Exception as error:  # NumPy raises many kinds for bytes that are no array
@@ -91,7 +96,8 @@ def buffers_of(reply: Reply) -> dict[str, Tensor]:
 
 def own_metrics(answer: FitRes) -> dict[str, Scalar]:
     """Return what a user's client reported beside, and of ours what a user may want to average."""
-    return {key: value for key, value in answer.metrics.items() if key != "arrays"}
+    ours = {"arrays", *repeated({})}
+    return {key: value for key, value in answer.metrics.items() if key not in ours}
 
 
 def fill_record(

@@ -22,8 +22,8 @@ from ..training.evaluation import Evaluation
 from ..training.flat_model import FlatModel, average_buffers, is_buffer_name
 from .members import Members, ask_all
 from .messages import (
-    IN_MEMORY,
     NEVER,
+    ArraysInMemory,
     Instruction,
     Phase,
     Scalar,
@@ -153,7 +153,7 @@ class FederatedStrategy(Strategy):
         by_cid = {proxy.cid: ins for proxy, ins in instructions}
         answers = ask_all(
             [(proxy.cid, proxy) for proxy, _ in instructions],
-            lambda proxy: proxy.fit(by_cid[proxy.cid], self._config.federation.round_timeout, 0),
+            lambda proxy: proxy.fit(by_cid[proxy.cid], self._config.federation.timeout_seconds, 0),
             self.members.max_workers,
         )
         by_id = {
@@ -161,7 +161,7 @@ class FederatedStrategy(Strategy):
             for proxy, _ in instructions
             for answer in [answers[proxy.cid]]
         }
-        return accept(ids, by_id, dict.fromkeys(ids, expected), self.record, phase)
+        return accept(ids, by_id, dict.fromkeys(ids, expected), self.record, self._asked_for(phase))
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -232,7 +232,9 @@ class FederatedStrategy(Strategy):
         }
         answers = self._answers(results, failures)
         steps = self.state.plan.local_steps
-        uploads = accept(self.asked, answers, expected, self.record, "train", steps)
+        uploads = accept(
+            self.asked, answers, expected, self.record, self._asked_for("train"), steps
+        )
         needed = self._config.federation.min_replies
         if len(uploads) < needed:
             why = f"{TOO_FEW}{len(uploads)} replies, federation.min_replies is {needed}"
@@ -246,6 +248,9 @@ class FederatedStrategy(Strategy):
             self._buffers = average_buffers([(r.weight / total, buffers_of(r)) for r in replies])
         self._finish_round(uploads)
         return self._flower_parameters(), {}
+
+    def _asked_for(self, phase: Phase) -> dict[str, Scalar]:
+        return {"run": self._template.run, "round": self.record.round, "phase": phase}
 
     def _rule_of(self, client_id: ClientId) -> Algorithm:
         return self._rule_of_round.for_client(self._participation.rank(client_id))
@@ -280,7 +285,7 @@ class FederatedStrategy(Strategy):
     def _flower_parameters(self) -> Parameters:
         """The whole state_dict, for Flower's loop and a user's functions."""
         if self._in_memory:  # where nobody reads them
-            return Parameters(tensors=[], tensor_type=IN_MEMORY)
+            return ArraysInMemory([])
         self.write_to_model()
         return ndarrays_to_parameters(self.model.state_arrays())
 

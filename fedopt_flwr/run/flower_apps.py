@@ -99,7 +99,7 @@ def serve_on_grid(
             grid,
             num_clients=config.federation.num_clients,
             num_rounds=run.num_rounds,
-            round_timeout=config.federation.round_timeout,
+            round_timeout=config.federation.timeout_seconds,
             threads=config.training.threads,
         )
         return run.finish()

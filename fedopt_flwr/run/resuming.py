@@ -19,9 +19,11 @@ _MAY_CHANGE = {  # how long one waits, what computes, what is kept
     "federation.min_replies",
     "federation.round_timeout",
     "federation.start_timeout",
+    "federation.max_reply_norm",
     "training.device",
     "output.directory",
     "output.checkpoint_every",
+    "output.keep",
     "output.link_mbps",
 }
 
@@ -66,11 +68,11 @@ def _require_unchanged(config: RunConfig, checkpoint: Checkpoint, source: str) -
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys and values, without [transport], which decides nothing of the result."""
+    """Dotted keys and values, without the sections that decide nothing of the result."""
     return {
         f"{section}.{key}": value
         for section, values in config.items()
-        if section != "transport"
+        if section not in ("transport", "limits")
         for key, value in values.items()
     }
 

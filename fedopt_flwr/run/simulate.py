@@ -135,7 +135,7 @@ def run_experiment(
             states,
             num_rounds=run.num_rounds,
             workers=workers,
-            round_timeout=config.federation.round_timeout,
+            round_timeout=config.federation.timeout_seconds,
             threads=config.training.threads,
         )
         return run.finish()

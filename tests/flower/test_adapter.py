@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.common import ndarrays_to_parameters
+from flwr.common import Parameters, ndarrays_to_parameters
+from flwr.common.serde import parameters_from_proto, parameters_to_proto
 from helpers import OpenRun, as_datasets, linear_model, open_run, softmax_clients
-from numpy.lib import format as npy
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedopt_flwr.errors import MessageError, RunError
 from fedopt_flwr.flower import FederatedClient, MemoryStates
 from fedopt_flwr.flower.messages import ROUND, decode, encode, encoded_bytes, to_arrays
+from fedopt_flwr.problems import foreign_text
 from fedopt_flwr.rounds.sampling import sample_uniform, sorted_ids
 from fedopt_flwr.training.flat_model import Layout
 
@@ -75,7 +76,12 @@ FAULTS = {
     "too many": (lambda a, n, r: ([*a, a[0]], n, r), "sent 2 arrays"),
     "too few": (lambda a, n, r: ([], n, r), "sent 0 arrays"),
     "name": (lambda a, n, r: (a, n, {**r, "arrays": "model"}), r"named \['model'\]"),
-    "no report": (lambda a, n, r: (a, n, {"arrays": "delta"}), "lacks loss"),
+    "no report": (lambda a, n, r: (a, n, {"arrays": "delta"}), "for run None"),
+    "no loss": (lambda a, n, r: (a, n, {**r, "loss": None}), "lacks loss"),
+    "another run": (lambda a, n, r: (a, n, {**r, "run": "0" * 32}), "for run '000"),
+    "another round": (lambda a, n, r: (a, n, {**r, "round": 1}), "for round 1, asked was 2"),
+    "no whole round": (lambda a, n, r: (a, n, {**r, "round": 2.0}), "for round 2.0, asked was 2"),
+    "another phase": (lambda a, n, r: (a, n, {**r, "phase": "start"}), "for phase 'start'"),
     "no steps": (lambda a, n, r: (a, n, {**r, "num_steps": None}), "lacks num_steps"),
     "too few steps": (lambda a, n, r: (a, n, {**r, "num_steps": 1}), "took 1 local steps; with"),
     "exception": (raising, "the disk of this client is full"),
@@ -181,7 +187,6 @@ def test_a_start_that_nobody_finishes_ends_the_run_with_the_reason() -> None:
 
 
 def test_a_reply_after_the_round_timeout_is_not_counted() -> None:
-    import time
 
     def slow(*answer: Any) -> Any:
         time.sleep(2.5)
@@ -243,24 +248,69 @@ def test_encoding_keeps_names_values_and_counts_bytes() -> None:
     assert encode(arrays, in_memory=True)[0] == names
 
 
-def test_headers_of_arrays_are_read_by_one_thread_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # CPython 3.11.7 loses a reply now and then when two threads parse at the same time (gh-106905)
-    _, parameters = encode({"model": torch.arange(3.0)})
-    read, inside = npy.read_array_header_1_0, []
+def test_headers_of_arrays_are_read_without_ast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython 3.11.7 loses a reply when another thread uses it, for a traceback (gh-106905)."""
+    parameters = ndarrays_to_parameters([np.arange(6, dtype="<f4").reshape(2, 3).T])
 
-    def watched(header: Any) -> Any:
-        inside.append(header)
-        time.sleep(0.002)
-        assert len(inside) == 1
-        inside.clear()
-        return read(header)
+    def refuse(*arguments: object, **options: object) -> None:
+        raise SystemError("AST constructor recursion depth mismatch")
 
-    monkeypatch.setattr(npy, "read_array_header_1_0", watched)
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(to_arrays, [parameters] * 16))
-    assert all(array.tolist() == [0, 1, 2] for [array] in found)
+    monkeypatch.setattr(ast, "parse", refuse)
+    [found] = to_arrays(parameters)
+    assert found.tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.float32(3), np.zeros((0, 4), "<i8"), np.ones(5, bool), np.ones((2, 3), ">f8"), np.ones(4)],
+    ids=["scalar", "empty", "truths", "other bytes first", "float64"],
+)
+def test_arrays_come_back_as_they_were(array: np.ndarray) -> None:
+    [found] = to_arrays(ndarrays_to_parameters([np.asarray(array)]))
+    assert found.dtype == np.asarray(array).dtype
+    assert found.shape == np.shape(array)
+    np.testing.assert_array_equal(found, array)
+
+
+def npy(header: str, body: bytes = bytes(12)) -> bytes:
+    text = header.encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + body
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        b"",
+        b"no array",
+        npy("{'descr': '|O', 'fortran_order': False, 'shape': (3,), }"),
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4,), }"),
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,), }"),
+        npy("{'descr': '<f3', 'fortran_order': False, 'shape': (4,), }"),
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-3,), }"),
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (3,), 'more': 1}"),
+        npy("{'descr': '<f4', 'fortran_order': __import__('os'), 'shape': (3,), }"),
+        npy("-" * 2000),
+        npy("(" * 5000),
+    ],
+)
+def test_what_is_no_array_is_refused_at_once(contents: bytes) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        to_arrays(Parameters([contents], "numpy.ndarray"))
+
+
+def test_no_peer_can_pass_bytes_for_arrays_in_memory() -> None:
+    """By the wire's own word, once: it ended the server."""
+    sent = parameters_to_proto(Parameters([b"never an array"], "memory"))
+    received = parameters_from_proto(type(sent).FromString(sent.SerializeToString()))
+    with pytest.raises(ValueError, match="without the header"):
+        to_arrays(received)
+
+
+def test_foreign_text_is_one_short_line() -> None:
+    assert foreign_text("a\nb\x1b[2J\ud800") == r"a\nb\x1b[2J\ud800"
+    assert foreign_text("Klinik Ä 3") == "Klinik Ä 3"
+    assert foreign_text("x" * 10**6) == "x" * 499 + "…"
+    assert len(foreign_text("\0" * 10**6)) == 500
 
 
 @pytest.mark.parametrize("size", [1, 10, 15010, 10**6])

@@ -58,7 +58,7 @@ def run_on_streams(
                 on_listening(port)
                 loop = LeanServer(client_manager=desk, strategy=strategy)
                 loop.set_max_workers(config.federation.num_clients)
-                loop.fit(num_rounds, config.federation.round_timeout)
+                loop.fit(num_rounds, config.federation.timeout_seconds)
                 desk.dismiss()
         finally:
             desk.abandon()
