@@ -66,11 +66,16 @@ class AlgorithmSection(_Section):
         return dict(self.model_extra or {})
 
 
-class FederationSection(_Section):
+class Facts(_Section):
+    """What a client has to know of its federation."""
+
     num_clients: Count = 20  # N
+    seed: int = Field(0, ge=0, le=MAX_SEED)
+
+
+class FederationSection(Facts):
     clients_per_round: Count = Field(5, validate_default=True)  # S
     num_rounds: Count = 50  # T
-    seed: int = Field(0, ge=0, le=MAX_SEED)
     sampler: Literal["uniform", "multinomial", "adaptive", "clustered"] = "uniform"
     warmup_rounds: Count = 4  # of all clients, before `clustered` groups them
     weighting: Literal["uniform", "examples"] | None = None  # p_i: 1/N or n_i/Σn; the rule's own

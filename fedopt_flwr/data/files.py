@@ -11,7 +11,7 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,15 +53,16 @@ def torchvision_dataset(class_name: str, root: Path, train: bool, **arguments: A
     import torchvision.datasets
 
     kind: Callable[..., Any] = getattr(torchvision.datasets, class_name)
-    make = partial(kind, train=train, **arguments)
     cache = cache_root()
-    for place in _places(class_name, root, cache):
-        dataset = _read(make, class_name, place, cache if place == cache else root)
-        if dataset is not None:
-            return dataset
+    read = partial(_read, partial(kind, train=train, **arguments), class_name)
+    found = (  # unpacked only where the root holds nothing to read
+        read(root, root) or read(_unpacked(class_name, root, cache), root) or read(cache, cache)
+    )
+    if found:
+        return found
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            make(str(cache), download=True)
+            kind(str(cache), train=train, download=True, **arguments)
     except (OSError, RuntimeError) as error:  # URLError is an OSError
         part = f"{'training' if train else 'test'} files of {class_name}"
         split = f" (split {arguments['split']!r})" if arguments else ""
@@ -70,13 +71,7 @@ def torchvision_dataset(class_name: str, root: Path, train: bool, **arguments: A
             f"{str(cache)!r}, and the download failed ({_in_a_line(error)}); put "
             f"{_expected_files(class_name)} into one of the two, or set data.path or $FEDOPT_DATA"
         ) from error
-    return _read(make, class_name, cache, cache)
-
-
-def _places(class_name: str, root: Path, cache: Path) -> Iterator[Path]:
-    yield root
-    yield _unpacked(class_name, root, cache)  # only where the root holds nothing to read
-    yield cache
+    return read(cache, cache)
 
 
 def _read(make: Callable[..., Any], class_name: str, place: Path, origin: Path) -> Any | None:
@@ -125,50 +120,34 @@ def _unpacked(class_name: str, root: Path, cache: Path) -> Path:
     packed = [archive] if archive.is_file() else sorted((root / raw).glob("*-ubyte.gz"))
     facts = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in packed]
     folder = cache / "unpacked" / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-    for source in packed:
-        if source == archive:
-            _extract(source, folder)
-        else:
-            _gunzip(source, folder / raw / source.stem)
+    if packed and not folder.exists():
+        _unpack(packed, folder, raw)
     return folder
 
 
-def _extract(source: Path, folder: Path) -> None:
-    """Extract an archive as `_gunzip` unpacks: once, and whole or not at all."""
-    with _unpacking(source, folder):
-        if folder.exists():
-            return
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
-        try:
-            with tarfile.open(source) as archive:
-                archive.extractall(unfinished, filter="data")
-            with contextlib.suppress(FileExistsError):  # a second process was faster
-                unfinished.rename(folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+def _unpack(packed: Sequence[Path], folder: Path, raw: Path) -> None:
+    """Make `folder` so that a reader, or a second process doing the same, never sees half of it.
 
-
-def _gunzip(source: Path, target: Path) -> None:
-    """Unpack so that a reader, or a second process doing the same, never sees half a file."""
-    with _unpacking(source, target.parent):
-        if target.exists():
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, unfinished = tempfile.mkstemp(dir=target.parent)
-        try:
-            with gzip.open(source) as packed, os.fdopen(handle, "wb") as plain:
-                shutil.copyfileobj(packed, plain)
-            os.replace(unfinished, target)
-        except BaseException:
-            os.unlink(unfinished)
-            raise
-
-
-@contextlib.contextmanager
-def _unpacking(source: Path, folder: Path) -> Iterator[None]:
+    An archive is extracted into it, other files go into its subfolder `raw`.
+    """
+    source = packed[0]
     try:
-        yield
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
+            whole = Path(unfinished, "whole")
+            (whole / raw).mkdir(parents=True)
+            for source in packed:
+                if source.name.endswith(".tar.gz"):
+                    with tarfile.open(source) as archive:
+                        archive.extractall(whole, filter="data")
+                else:
+                    with gzip.open(source) as file, (whole / raw / source.stem).open("wb") as plain:
+                        shutil.copyfileobj(file, plain)
+            try:
+                whole.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # else a second process was faster
+                    raise
     except (gzip.BadGzipFile, EOFError, tarfile.TarError, zlib.error) as error:
         raise DataError(
             f"data file: {str(source)!r} cannot be unpacked: {_in_a_line(error)}; replace it"
