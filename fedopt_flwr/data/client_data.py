@@ -44,18 +44,17 @@ class TensorData:
     def __init__(self, inputs: Tensor, labels: Tensor, rows: Tensor | None = None) -> None:
         self._inputs = inputs
         self._labels = labels
-        self._rows = rows
+        self._rows = torch.arange(len(inputs)) if rows is None else rows
 
     @property
     def num_examples(self) -> int:
-        return len(self._inputs) if self._rows is None else len(self._rows)
+        return len(self._rows)
 
     def batches(
         self, positions: Sequence[Tensor], device: torch.device
     ) -> Iterator[tuple[Tensor, Tensor]]:
         distinct = {id(chosen): chosen for chosen in positions}  # full batches are all the same
-        rows = torch.cat(list(distinct.values()))
-        rows = rows if self._rows is None else self._rows[rows]
+        rows = self._rows[torch.cat(list(distinct.values()))]
         # moved once, as every move waits until the GPU has done what it was given before
         moved = rows.to(self._inputs.device)
         parts = torch.split(moved, [len(chosen) for chosen in distinct.values()])
@@ -68,24 +67,19 @@ class TensorData:
             )
 
     def targets(self) -> np.ndarray:
-        rows = self._rows
-        labels = self._labels if rows is None else self._labels[rows.to(self._labels.device)]
-        return labels.detach().cpu().numpy()
+        return self._labels[self._rows.to(self._labels.device)].detach().cpu().numpy()
 
     known_targets = targets
 
     def on_device(self, device: torch.device) -> TensorData:
         if device == self._inputs.device:
             return self
-        if self._rows is None:
-            return TensorData(self._inputs.to(device), self._labels.to(device))
         # its own rows alone: the shared tensors hold all clients' examples
         inputs, labels = (tensor[self._rows] for tensor in (self._inputs, self._labels))
         return TensorData(inputs.to(device), labels.to(device))
 
     def share(self, rows: Tensor) -> TensorData:
-        own = rows if self._rows is None else self._rows[rows]
-        return TensorData(self._inputs, self._labels, own)
+        return TensorData(self._inputs, self._labels, self._rows[rows])
 
 
 class DatasetData:

@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import randomness
 from ..algorithm import ClientId
 from ..config.run_config import RunConfig
-from ..config.sections import DataSection
+from ..config.sections import DataSection, Facts
 from ..errors import ConfigError, DataError, FedoptError
 from ..own_code import described, is_import_path, load_attribute
 from ..problems import about, collected, raise_together, require_options, unknown_name
@@ -83,32 +83,26 @@ def _count_classes(part: ClientData) -> int:
 
 def load_federated_data(config: RunConfig) -> FederatedData:
     """Load the configured data set and divide it; ConfigError or DataError say what is wrong."""
-    facts = (config.data, config.federation.num_clients, config.federation.seed)
-    source = _load(*facts, config.import_folders, "train", "test")
-    return _describe(_divided(source, *facts), source.test, source.num_classes)
+    source = _load(config.data, config.federation, config.import_folders, "train", "test")
+    clients = _divided(source, config.data, config.federation)
+    return _describe(clients, source.test, source.num_classes)
 
 
 def load_test_data(config: RunConfig) -> FederatedData:
     """Load what a server has: the test data, if there is any, and no client."""
-    federation = config.federation
-    folders = config.import_folders
-    source = _load(config.data, federation.num_clients, federation.seed, folders, "test")
+    source = _load(config.data, config.federation, config.import_folders, "test")
     return _describe([], source.test, source.num_classes)
 
 
 def load_client_data(
-    section: DataSection,
-    num_clients: int,
-    seed: int,
-    client_ids: Sequence[ClientId],
-    folders: Iterable[Path] = (),
+    section: DataSection, facts: Facts, client_ids: Sequence[ClientId], folders: Iterable[Path] = ()
 ) -> dict[ClientId, ClientData]:
     """Load what some clients have: parts of a divided data set; with "whole", one has it all.
 
-    `num_clients` and `seed` are the federation's; a `module:attribute` is looked up in `folders`.
-    Raises ConfigError or DataError, also for an id that has no part and for a part without example.
+    A `module:attribute` is looked up in `folders`. Raises ConfigError or DataError, also for an id
+    that has no part and for a part without an example.
     """
-    source = _load(section, num_clients, seed, folders, "train")
+    source = _load(section, facts, folders, "train")
     own: dict[ClientId, ClientData] = {}
     if section.partition.kind == "whole" and not isinstance(source.train, (list, tuple)):
         if len(client_ids) > 1:
@@ -119,7 +113,7 @@ def load_client_data(
             )
         own[client_ids[0]] = as_client_data(source.train)
     else:
-        clients = _divided(source, section, num_clients, seed)
+        clients = _divided(source, section, facts)
         for client_id in client_ids:
             own[client_id] = _part(clients, client_id, section.name)
     require_examples(own)
@@ -187,21 +181,19 @@ def require_examples(clients: Mapping[ClientId, ClientData]) -> None:
             )
 
 
-def _load(
-    section: DataSection, num_clients: int, seed: int, folders: Iterable[Path], *parts: str
-) -> Source:
+def _load(section: DataSection, facts: Facts, folders: Iterable[Path], *parts: str) -> Source:
     """Return the data set of that name; one of ours must have these parts."""
     name = section.name
     options = section.options
     if is_import_path(name):
-        return _call_loader(section, num_clients, seed, folders)
+        return _call_loader(section, facts, folders)
     if name not in SOURCES:
         raise ConfigError(unknown_name("data.name", name, [*SOURCES, "module:attribute"]))
     wanted = signature(SOURCES[name]).parameters
-    facts = {"name": name, "path": section.path, "num_clients": num_clients, "seed": seed}
-    require_options("data.options", name, options, [key for key in wanted if key not in facts])
+    given = {**dict(section), **dict(facts)}
+    require_options("data.options", name, options, [key for key in wanted if key not in given])
     try:
-        source = SOURCES[name](**{k: facts[k] for k in wanted if k in facts}, **options)
+        source = SOURCES[name](**{k: given[k] for k in wanted if k in given}, **options)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"data.options: {name!r} refused {options}: {error}") from None
     for part in parts:
@@ -213,16 +205,14 @@ def _load(
     return source
 
 
-def _call_loader(
-    section: DataSection, num_clients: int, seed: int, folders: Iterable[Path]
-) -> Source:
+def _call_loader(section: DataSection, facts: Facts, folders: Iterable[Path]) -> Source:
     name = section.name
     loader = load_attribute("data.name", name, folders)
-    seed = derive(seed, "data")
+    seed = derive(facts.seed, "data")
     try:
         with randomness.kept(_CPU, seed):  # one that does not use its seed is the same everywhere
             train, test = loader(
-                num_clients=num_clients,
+                num_clients=facts.num_clients,
                 seed=seed % 2**32,  # as NumPy's own seeds must be
                 **section.options,
             )
@@ -235,21 +225,18 @@ def _call_loader(
     return Source(train, test)
 
 
-def _divided(source: Source, section: DataSection, num_clients: int, seed: int) -> list[ClientData]:
+def _divided(source: Source, section: DataSection, facts: Facts) -> list[ClientData]:
     if isinstance(source.train, (list, tuple)):
-        return _wrapped(source.train, num_clients)
+        return _wrapped(source.train, facts.num_clients)
     train = as_client_data(source.train)
     if section.partition.kind == "whole":
         raise ConfigError(
             "data.partition.kind: got 'whole'; that is for `fedopt client`, whose data all belongs "
             "to it; here the data must be divided among clients"
         )
+    seed = derive(facts.seed, "partition")
     rows = partition(
-        train.targets(),
-        num_clients,
-        section.partition,
-        seed=derive(seed, "partition"),
-        natural=source.owners,
+        train.targets(), facts.num_clients, section.partition, seed=seed, natural=source.owners
     )
     return [train.share(torch.as_tensor(r)) for r in rows]
 
@@ -275,7 +262,7 @@ def _describe(
 def _moved(
     client: ClientData, device: torch.device, moved: dict[tuple[int, int], TensorData]
 ) -> ClientData:
-    if not isinstance(client, TensorData) or client._rows is None:
+    if not isinstance(client, TensorData):
         return client.on_device(device)
     key = (id(client._inputs), id(client._labels))
     if key not in moved:

@@ -9,9 +9,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-_CNN_CHANNELS = (16, 32, 64)
-_CNN_HIDDEN = 96
-
 
 def mlp(
     input_shape: tuple[int, ...], num_classes: int, hidden: Sequence[int] = (200,)
@@ -38,21 +35,13 @@ def cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     Channels-last memory and ReLU after the pooling (max and ReLU commute) take a third off a step
     on a CPU, where pooling along contiguous rows costs as much as a convolution.
     """
-    channels, height, width = _require_image(input_shape, smallest=8)
+    channels, height, width = _require_image(input_shape)
     layers: list[nn.Module] = [_ChannelsLast()]
-    for next_channels in _CNN_CHANNELS:
+    for next_channels in (16, 32, 64):
         layers += [nn.Conv2d(channels, next_channels, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
         channels = next_channels
-        height = height // 2
-        width = width // 2
-    flat = channels * height * width
-    head = [
-        nn.Flatten(),
-        nn.Linear(flat, _CNN_HIDDEN),
-        nn.ReLU(),
-        nn.Linear(_CNN_HIDDEN, num_classes),
-    ]
-    return nn.Sequential(*layers, *head)
+    hidden = nn.Linear(channels * (height // 8) * (width // 8), 96)
+    return nn.Sequential(*layers, nn.Flatten(), hidden, nn.ReLU(), nn.Linear(96, num_classes))
 
 
 class _ChannelsLast(nn.Module):
@@ -72,7 +61,7 @@ def resnet18(
     """
     from torchvision.models import resnet18 as imagenet_resnet18
 
-    channels, _, _ = _require_image(input_shape, smallest=8)
+    channels, _, _ = _require_image(input_shape)
     norms: dict[str, Callable[[int], nn.Module]] = {
         "batch": nn.BatchNorm2d,
         "group": lambda width: nn.GroupNorm(32, width),
@@ -85,11 +74,11 @@ def resnet18(
     return network
 
 
-def _require_image(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
+def _require_image(input_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(input_shape) != 3 or min(input_shape[1:]) < 8:
         raise ValueError(
             f"the data has shape {tuple(input_shape)}; must be (channels, height, width) with at "
-            f"least {smallest} pixels a side; use 'mlp' or 'logistic' for other data"
+            "least 8 pixels a side; use 'mlp' or 'logistic' for other data"
         )
     channels, height, width = input_shape
     return channels, height, width

@@ -64,9 +64,7 @@ class ClientHost:
             raise MessageError(f"what the server says of the federation: {problems}") from None
         with self._lock:
             if wanted != self._facts:
-                loaded = load_client_data(
-                    config.data, wanted.num_clients, wanted.seed, self._ids, config.import_folders
-                )
+                loaded = load_client_data(config.data, wanted, self._ids, config.import_folders)
                 self._data = {i: data.on_device(self._device) for i, data in loaded.items()}
                 self._facts = wanted
             return self._data[client_id]

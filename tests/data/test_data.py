@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fedopt_flwr import ConfigError, DataError, RunConfig, simulate
-from fedopt_flwr.config.sections import DataSection, PartitionSection
+from fedopt_flwr.config.sections import DataSection, Facts, PartitionSection
 from fedopt_flwr.data import (
     DatasetData,
     TensorData,
@@ -280,7 +280,7 @@ def test_a_client_needs_no_test_file_and_a_server_no_training_file(tmp_path: Pat
         federation={"num_clients": 4, "clients_per_round": 2},
     )
     (tmp_path / "test.npz").rename(tmp_path / "away")
-    own = load_client_data(config.data, 4, 0, [2])
+    own = load_client_data(config.data, Facts(num_clients=4), [2])
     np.testing.assert_array_equal(own[2].targets(), np.arange(20, 30) % 4)
     with pytest.raises(DataError, match=r"holds no test\.npz"):
         load_federated_data(config)
@@ -290,28 +290,31 @@ def test_a_client_needs_no_test_file_and_a_server_no_training_file(tmp_path: Pat
     assert (data.clients, data.test.num_examples) == ([], 8)
     assert (data.input_shape, data.num_classes) == ((3, 8, 8), 7)
     with pytest.raises(DataError, match=r"holds no train\.npz"):
-        load_client_data(config.data, 4, 0, [2])
+        load_client_data(config.data, Facts(num_clients=4), [2])
 
 
 def test_a_client_loads_the_part_that_a_simulation_gives_it() -> None:
     config = RunConfig()
     parts = load_federated_data(config).clients
-    own = load_client_data(config.data, 20, 0, [0, 7, 19])
+    own = load_client_data(config.data, Facts(num_clients=20), [0, 7, 19])
     assert list(own) == [0, 7, 19]
     assert all((own[i].targets() == parts[i].targets()).all() for i in own)
 
 
 def test_whole_data_belongs_to_one_client_of_any_name() -> None:
     config = RunConfig(data={"partition": {"kind": "whole"}})
-    assert load_client_data(config.data, 1, 0, ["ward-3"])["ward-3"].num_examples == 1442
+    assert (
+        load_client_data(config.data, Facts(num_clients=1), ["ward-3"])["ward-3"].num_examples
+        == 1442
+    )
     with pytest.raises(ConfigError, match="belongs to one client"):
-        load_client_data(config.data, 2, 0, [0, 1])
+        load_client_data(config.data, Facts(num_clients=2), [0, 1])
     with pytest.raises(ConfigError, match="that is for `fedopt client`"):
         load_federated_data(config)
     with pytest.raises(ConfigError, match="all of it belongs to this client"):
-        load_client_data(DataSection(), 20, 0, ["ward-3"])
+        load_client_data(DataSection(), Facts(num_clients=20), ["ward-3"])
     with pytest.raises(ConfigError, match="client id 20: must be between 0 and 19"):
-        load_client_data(DataSection(), 20, 0, [20])
+        load_client_data(DataSection(), Facts(num_clients=20), [20])
 
 
 def test_the_users_own_loader_and_model(tmp_path: Path) -> None:
