@@ -7,10 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import (
-    PrivateAttr,
-    ValidationError,
-)
+from pydantic import PrivateAttr, ValidationError
 
 from ..algorithm import Algorithm
 from ..algorithms import ALGORITHMS, load_rule
@@ -29,7 +26,7 @@ from .sections import (
     _Options,
     _Section,
 )
-from .text import apply_setting, read_toml, set_value
+from .text import changed, read_toml
 
 
 class RunConfig(_Section):
@@ -84,12 +81,9 @@ class RunConfig(_Section):
     ) -> Self:
         """Read a TOML file (None: all defaults), then apply `section.key=VALUE` settings, then
         values by their `section.key`."""
-        data = read_toml(Path(path)) if path is not None else {}
-        for setting in settings:
-            apply_setting(data, setting)
-        for key, value in (values or {}).items():
-            set_value(data, key, value)
-        return cls(**data).looking_in(None if path is None else Path(path).resolve().parent)
+        data = {} if path is None else read_toml(Path(path))
+        folder = None if path is None else Path(path).resolve().parent
+        return cls(**changed(data, settings, values)).looking_in(folder)
 
     @classmethod
     def coerce(cls, config: RunConfig | Mapping[str, Any] | Path | str) -> RunConfig:
@@ -107,17 +101,11 @@ class RunConfig(_Section):
 
     def updated(self, settings: Iterable[str]) -> Self:
         """Return a copy with `section.key=VALUE` settings applied."""
-        data = self.to_dict()
-        for setting in settings:
-            apply_setting(data, setting)
-        return type(self)(**data).looking_in(self._folder)
+        return type(self)(**changed(self.to_dict(), settings)).looking_in(self._folder)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """Return a copy with these values by their `section.key`."""
-        data = self.to_dict()
-        for key, value in values.items():
-            set_value(data, key, value)
-        return type(self)(**data).looking_in(self._folder)
+        return type(self)(**changed(self.to_dict(), values=values)).looking_in(self._folder)
 
     def make_rule(self) -> Algorithm:
         """Return the configured rule; ConfigError names every hyperparameter that is wrong."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -99,41 +99,25 @@ class FederationSection(Facts):
 
 
 class TrainingSection(_Section):
-    local_steps: Count | None = None  # K; 10 unless local_epochs is given
     local_epochs: Count | None = None
+    local_steps: Count | None = Field(None, validate_default=True)  # K; 10 unless by epochs
     batch_size: int = Field(32, ge=0, le=10**9)  # 0: the full local data
     weight_decay: Rate = 0.0  # part of the loss: adds weight_decay · y to ∇F
     clip_norm: Rate = 0.0  # largest norm of the loss's gradient; 0: no limit
     gradient_momentum: float = Field(0.0, ge=0, lt=1)  # within a round, as torch's SGD
-    device: str = "auto"
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")
     threads: int = Field(1, ge=1, le=1024)  # intra-op threads of a client and of the server
 
-    @field_validator("device")
+    @field_validator("local_steps")
     @classmethod
-    def _known_device(cls, device: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device, re.ASCII):
-            raise ValueError(
-                f"training.device: got {device!r}; must be 'auto', 'cpu', 'cuda', or 'cuda:0', "
-                "'cuda:1' and so on"
-            )
-        return device
-
-    @field_validator("local_epochs")
-    @classmethod
-    def _one_measure_of_work(cls, epochs: int | None, info: ValidationInfo) -> int | None:
-        steps = info.data.get("local_steps")
+    def _one_measure_of_work(cls, steps: int | None, info: ValidationInfo) -> int | None:
+        epochs = info.data.get("local_epochs")
         if steps is not None and epochs is not None:
             raise ValueError(
                 f"training.local_epochs: got {epochs} beside local_steps = {steps}; give only one "
                 "of them"
             )
-        return epochs
-
-    @model_validator(mode="after")
-    def _default_work(self) -> Self:
-        if self.local_steps is None and self.local_epochs is None:
-            object.__setattr__(self, "local_steps", 10)
-        return self
+        return 10 if steps is epochs is None else steps
 
 
 class PartitionSection(_Section):

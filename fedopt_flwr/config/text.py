@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable, Mapping
 from datetime import date, time
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,26 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return a file's tables; ConfigError if there is none or it is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError):
-        raise ConfigError(f"config file: {str(path)!r} is not a file; check the path") from None
     except OSError as error:
-        raise ConfigError(f"config file: {str(path)!r} cannot be read: {error}") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not TOML, not UTF-8, or a number of thousands of digits
+        raise ConfigError(
+            f"config file: {str(path)!r} is not a file that can be read: {error.strerror}; check "
+            "the path"
+        ) from None
+    except (ValueError, RecursionError) as error:  # also: not UTF-8, thousands of digits
         raise ConfigError(
             f"config file: {str(path)!r} is not TOML: {error}; fix that line"
         ) from None
+
+
+def changed(
+    data: dict[str, Any], settings: Iterable[str] = (), values: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Apply `section.key=VALUE` settings to `data`, then values by their `section.key`."""
+    for setting in settings:
+        apply_setting(data, setting)
+    for key, value in (values or {}).items():
+        set_value(data, key, value)
+    return data
 
 
 def apply_setting(data: dict[str, Any], setting: str) -> None:
