@@ -118,8 +118,7 @@ class RunConfig(_Section):
         """Return a copy for another rule, without the hyperparameters of this one."""
         if name == self.algorithm.name:
             return self
-        config = self.model_copy(update={"algorithm": AlgorithmSection(name=name)})
-        return config.looking_in(self._folder)
+        return self.model_copy(update={"algorithm": AlgorithmSection(name=name)})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that TOML can hold and that mean the same in every directory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -103,10 +104,8 @@ class DatasetData:
         unused = torch.Generator()  # else it would draw from torch's global one
         loader = iter(DataLoader(self._dataset, batch_sampler=rows, generator=unused))
         for chosen in positions:
-            try:
+            with self._reading(f"a batch with example {int(chosen[0])}"):
                 inputs, targets = _pair(next(loader))
-            except (Exception, SystemExit) as error:
-                raise self._unreadable(f"a batch with example {int(chosen[0])}", error) from error
             yield _to_device(inputs, device), _to_device(targets, device)
 
     def targets(self) -> np.ndarray:
@@ -118,17 +117,19 @@ class DatasetData:
         return self._targets
 
     def _target(self, position: int) -> np.ndarray:
-        try:
+        with self._reading(f"example {position}"):
             return np.asarray(_pair(self._dataset[position])[1])
-        except (Exception, SystemExit) as error:
-            raise self._unreadable(f"example {position}", error) from error
 
-    def _unreadable(self, what: str, error: BaseException) -> DataError:
-        return DataError(
-            f"data set of type {type(self._dataset).__name__}: {what} cannot be read: "
-            f"{described(error)}; each example must be a pair (input, target), of "
-            "tensors, arrays or numbers that stack into a batch"
-        )
+    @contextlib.contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            raise DataError(
+                f"data set of type {type(self._dataset).__name__}: {what} cannot be read: "
+                f"{described(error)}; each example must be a pair (input, target), of "
+                "tensors, arrays or numbers that stack into a batch"
+            ) from error
 
     def on_device(self, device: torch.device) -> DatasetData:
         return self
@@ -150,7 +151,10 @@ def as_client_data(dataset: Any) -> ClientData:
     if _reads_as(dataset, Subset):
         inner = as_client_data(dataset.dataset)
         if isinstance(inner, TensorData):
-            return inner.share(_rows(dataset.indices, inner.num_examples))
+            try:
+                return inner.share(torch.as_tensor(dataset.indices, dtype=torch.int64))
+            except IndexError as error:
+                raise DataError(f"data set: a Subset takes what is not there: {error}") from None
     return DatasetData(dataset)
 
 
@@ -160,16 +164,6 @@ def _reads_as(dataset: Any, kind: Any) -> bool:
     return isinstance(dataset, kind) and all(
         getattr(type(dataset), name, None) is getattr(kind, name, None) for name in names
     )
-
-
-def _rows(indices: Any, size: int) -> Tensor:
-    rows = torch.as_tensor(indices, dtype=torch.int64)
-    wrong = rows[(rows < -size) | (rows >= size)]
-    if len(wrong):
-        raise DataError(
-            f"data set: a Subset takes example {int(wrong[0])} of a data set with {size} examples"
-        )
-    return rows.where(rows >= 0, rows + size)
 
 
 def _require_map_style(dataset: Any) -> None:
@@ -194,11 +188,8 @@ def _pair(item: Any) -> tuple[Any, Any]:
 
 def _stacked(values: list[np.ndarray]) -> np.ndarray:
     """One array; of objects where shapes differ, so that it is no array of class indices."""
-    if len({value.shape for value in values}) < 2:
-        return np.asarray(values)
-    stacked = np.empty(len(values), dtype=object)
-    stacked[:] = values
-    return stacked
+    alike = len({value.shape for value in values}) < 2
+    return np.asarray(values) if alike else np.fromiter(values, dtype=object)
 
 
 def _to_device(value: Any, device: torch.device) -> Any:

@@ -21,7 +21,7 @@ from ..errors import ConfigError, DataError, FedoptError
 from ..own_code import described, is_import_path, load_attribute
 from ..problems import about, collected, raise_together, require_options, unknown_name
 from ..randomness import derive
-from .client_data import ClientData, TensorData, as_client_data
+from .client_data import ClientData, as_client_data
 from .partitions import partition
 from .sources import SOURCES, Source
 
@@ -57,14 +57,11 @@ class FederatedData:
         return max(counts)
 
     def on_device(self, device: torch.device) -> FederatedData:
-        """Return the same data with in-memory tensors on `device`, each moved once."""
-        if device.type == "cpu":
-            return self
-        moved: dict[tuple[int, int], TensorData] = {}
+        """Return the same data with in-memory tensors on `device`."""
         return replace(
             self,
-            clients=[_moved(client, device, moved) for client in self.clients],
-            test=None if self.test is None else self.test.on_device(device),
+            clients=[client.on_device(device) for client in self.clients],
+            test=self.test and self.test.on_device(device),
         )
 
     def label_counts(self) -> np.ndarray:
@@ -257,14 +254,3 @@ def _describe(
             return FederatedData(clients, test, shape, classes)
     raise_together(unreadable[:1])
     return FederatedData(clients, None, (), classes)
-
-
-def _moved(
-    client: ClientData, device: torch.device, moved: dict[tuple[int, int], TensorData]
-) -> ClientData:
-    if not isinstance(client, TensorData):
-        return client.on_device(device)
-    key = (id(client._inputs), id(client._labels))
-    if key not in moved:
-        moved[key] = TensorData(client._inputs, client._labels).on_device(device)
-    return moved[key].share(client._rows)
