@@ -16,14 +16,9 @@ from typing import Any
 
 from .errors import ConfigError
 
+_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), Path(__file__).parent)
 _NOT_OWN = tuple(  # folders, with a separator at the end
-    os.path.join(folder, "")
-    for name in (
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("platstdlib"),
-        Path(__file__).parent,
-    )
-    for folder in (name, os.path.realpath(name))
+    os.path.join(path, "") for name in _LIBRARIES for path in (name, os.path.realpath(name))
 )
 
 

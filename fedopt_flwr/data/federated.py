@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,10 +22,12 @@ from ..errors import ConfigError, DataError, FedoptError
 from ..own_code import described, is_import_path, load_attribute
 from ..problems import about, collected, raise_together, require_options, unknown_name
 from ..randomness import derive
-from .client_data import ClientData, as_client_data
+from .client_data import ClientData, TensorData, as_client_data
 from .partitions import partition
 from .sources import SOURCES, Source
 
+TRAINING = "training data"
+TEST = "test data"
 _CPU = torch.device("cpu")
 
 
@@ -254,3 +257,31 @@ def _describe(
             return FederatedData(clients, test, shape, classes)
     raise_together(unreadable[:1])
     return FederatedData(clients, None, (), classes)
+
+
+def fingerprint(data: FederatedData) -> dict[str, str]:
+    """Return a digest of the training data and one of the test data, of those that are here.
+
+    Of data sets that are read from elsewhere only sizes and known targets count.
+    """
+    parts = {TRAINING: data.clients, TEST: [data.test] if data.test else []}
+    return {name: _digest(clients) for name, clients in parts.items() if clients}
+
+
+def _digest(parts: Iterable[ClientData]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(f"{part.num_examples} examples".encode())
+        for array in _arrays(part):
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _arrays(part: ClientData) -> list[np.ndarray]:
+    if isinstance(part, TensorData):
+        every = torch.arange(part.num_examples)
+        batch = next(part.batches([every], _CPU))
+        return [tensor.contiguous().view(torch.uint8).numpy() for tensor in batch]
+    targets = part.known_targets()
+    return [] if targets is None or targets.dtype == object else [targets]

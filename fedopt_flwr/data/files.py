@@ -81,29 +81,25 @@ def _read(make: Callable[..., Any], class_name: str, place: Path, origin: Path) 
     """
     try:
         dataset = make(str(place), download=False)
+        labels = np.asarray(dataset.targets)
+        classes = len(dataset.classes)
+        fits = len(labels) == len(dataset.data) > 0
+        if not fits or not 0 <= labels.min() <= labels.max() < classes:
+            span = f" from {labels.min()} to {labels.max()}" if len(labels) else ""
+            found = f"{len(dataset.data)} images and {len(labels)} labels{span}"
+            raise ValueError(f"{found}; there are {classes} classes")
     except Exception as error:
         if "not found" in str(error):
             return None
-        raise _broken(class_name, origin, f"{type(error).__name__}: {error}") from error
-    labels = np.asarray(dataset.targets)
-    classes = len(dataset.classes)
-    fits = len(labels) == len(dataset.data) > 0
-    if not fits or not 0 <= labels.min() <= labels.max() < classes:
-        span = f" from {labels.min()} to {labels.max()}" if len(labels) else ""
-        found = f"{len(dataset.data)} images and {len(labels)} labels{span}"
-        raise _broken(class_name, origin, f"{found}; there are {classes} classes")
+        raise DataError(
+            f"data files: those of {class_name} in {str(origin)!r} cannot be used: "
+            f"{type(error).__name__}: {error}; replace or remove them"
+        ) from error
     return dataset
 
 
 def _in_a_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _broken(class_name: str, place: Path, why: str) -> DataError:
-    return DataError(
-        f"data files: those of {class_name} in {str(place)!r} cannot be used: {why}; replace or "
-        "remove them"
-    )
 
 
 def _expected_files(class_name: str) -> str:

@@ -18,8 +18,6 @@ from ..randomness import derive
 from .client_data import TensorData
 from .files import configured_root, torchvision_dataset
 
-Part = tuple[Tensor, Tensor]
-
 
 @dataclass(frozen=True)
 class Source:
@@ -47,7 +45,7 @@ def _digits() -> Source:
     return Source(train_part, test_part, 10)
 
 
-# folder, torchvision class, channel means and deviations of the training images in [0, 1]
+# torchvision's class, channel means and deviations of the training images in [0, 1]
 _IMAGE_SETS: dict[str, tuple[str, tuple[float, ...], tuple[float, ...]]] = {
     "mnist": ("MNIST", (0.1307,), (0.3081,)),
     "fashion_mnist": ("FashionMNIST", (0.2860,), (0.3530,)),
@@ -62,33 +60,32 @@ _MOST_CLASSES = 10**6
 
 def _images(name: str, path: Path | None) -> Source:
     """One of torchvision's image sets, standardised with the usual means and deviations."""
-    train, test = (TensorData(*part) for part in _image_parts(name, path))
-    return Source(train, test, 1 + int(train.targets().max()))
+    return _from_torchvision(name, path)
 
 
 def _emnist(name: str, path: Path | None, split: str = "balanced") -> Source:
     """As the other image sets, turned upright; `letters` counts its classes from 0, not from 1."""
     if split not in _EMNIST_SPLITS:
         raise ConfigError(unknown_name("data.options.split", str(split), _EMNIST_SPLITS))
-    first = 1 if split == "letters" else 0
-    train, test = (
-        TensorData(inputs.transpose(-1, -2), targets - first)
-        for inputs, targets in _image_parts(name, path, split=split)
-    )
-    return Source(train, test, 1 + int(train.targets().max()))
+    return _from_torchvision(name, path, split=split)
 
 
-def _image_parts(name: str, path: Path | None, **arguments: str) -> tuple[Part, Part]:
+def _from_torchvision(name: str, path: Path | None, **arguments: str) -> Source:
     class_name, *moments = _IMAGE_SETS[name]
     mean, deviation = (torch.tensor(channels).view(1, -1, 1, 1) for channels in moments)
     root = configured_root(path)
-
-    def part(train: bool) -> Part:
+    parts = []
+    for train in (True, False):
         dataset = torchvision_dataset(class_name, root, train=train, **arguments)
         inputs = _as_inputs(np.asarray(dataset.data)).sub_(mean).div_(deviation)
-        return inputs, torch.as_tensor(dataset.targets, dtype=torch.int64)
-
-    return part(True), part(False)
+        targets = torch.as_tensor(dataset.targets, dtype=torch.int64)
+        if name == "emnist":
+            inputs = inputs.transpose(-1, -2)
+        if arguments.get("split") == "letters":
+            targets = targets - 1
+        parts.append(TensorData(inputs, targets))
+    train_part, test_part = parts
+    return Source(train_part, test_part, 1 + int(train_part.targets().max()))
 
 
 def _synthetic(
@@ -216,9 +213,8 @@ def _read_npz(path: Path) -> dict[str, Any]:
 def _npz_problems(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str]]:
     x = arrays["x"]
     y = arrays["y"]
-    is_number = x.dtype.kind in "fiub"
-    seen = f"has dtype {x.dtype} and shape {x.shape}"
-    if not is_number or x.ndim < 2 or not x.size:
+    if x.dtype.kind not in "fiub" or x.ndim < 2 or not x.size:
+        seen = f"has dtype {x.dtype} and shape {x.shape}"
         yield "x", f"{seen}; must hold real numbers, [n, ...] with n of at least 1"
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         rows = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))
