@@ -88,7 +88,10 @@ def place_of(error: BaseException) -> str:
     """
     for place in reversed(traceback.extract_tb(error.__traceback__)):
         if _is_own(place.filename):
-            return f"{_from_here(place.filename)}, line {place.lineno}"
+            file = place.filename
+            with contextlib.suppress(OSError, ValueError):  # no working folder, or elsewhere
+                file = str(Path(file).absolute().relative_to(Path.cwd()))
+            return f"{file}, line {place.lineno}"
     return ""
 
 
@@ -98,12 +101,6 @@ def _is_own(file: str) -> bool:
     path = os.path.abspath(file)
     installed = {"site-packages", "dist-packages"} & set(Path(path).parts)
     return not installed and not path.startswith(_NOT_OWN)
-
-
-def _from_here(file: str) -> str:
-    with contextlib.suppress(OSError, ValueError):  # no working folder, or elsewhere
-        return str(Path(file).absolute().relative_to(Path.cwd()))
-    return file
 
 
 def file_of(path: str) -> str | None:

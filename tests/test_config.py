@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from fedopt_flwr import ConfigError, DataError, ModelError, RunConfig, simulate
 from fedopt_flwr.algorithms import FedAvg
-from fedopt_flwr.config.text import apply_setting, as_setting
+from fedopt_flwr.config.text import as_setting, changed
 from fedopt_flwr.problems import validation_problems
 
 
@@ -42,9 +42,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])) | st.integers() | st.booleans())
 def test_a_value_that_becomes_a_setting_comes_back_as_it_was(value: object) -> None:
-    found: dict[str, dict[str, object]] = {}
-    apply_setting(found, as_setting("model.name", value))
-    assert found == {"model": {"name": value}}
+    assert changed({}, [as_setting("model.name", value)]) == {"model": {"name": value}}
 
 
 def test_a_rule_of_ones_own_may_lie_in_a_package() -> None:

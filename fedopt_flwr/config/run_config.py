@@ -64,8 +64,7 @@ class RunConfig(_Section):
     @property
     def import_folders(self) -> tuple[Path, ...]:
         """Where `module:attribute` names are looked up, in order."""
-        here = Path.cwd()
-        return (self._folder, here) if self._folder else (here,)
+        return tuple(filter(None, (self._folder, Path.cwd())))
 
     def looking_in(self, folder: Path | None) -> Self:
         """Make `folder` the first place where `module:attribute` names are looked up."""

@@ -87,8 +87,7 @@ class FederationSection(Facts):
     @field_validator("clients_per_round", "min_replies")
     @classmethod
     def _within(cls, count: int, info: ValidationInfo) -> int:
-        limit = {"clients_per_round": "num_clients", "min_replies": "clients_per_round"}
-        above = limit[str(info.field_name)]
+        above = "clients_per_round" if info.field_name == "min_replies" else "num_clients"
         if count > info.data.get(above, count):
             raise ValueError(
                 f"federation.{info.field_name}: got {count}; must be between 1 and {above} "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .client_data import ClientData, DatasetData, TensorData, as_client_data
+from .client_data import ClientData, as_client_data
 from .federated import (
     FederatedData,
     fingerprint,
@@ -15,9 +15,7 @@ from .federated import (
 
 __all__ = [
     "ClientData",
-    "DatasetData",
     "FederatedData",
-    "TensorData",
     "as_client_data",
     "fingerprint",
     "from_datasets",

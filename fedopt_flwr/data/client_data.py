@@ -110,15 +110,17 @@ class DatasetData:
 
     def targets(self) -> np.ndarray:
         if self._targets is None:
-            self._targets = _stacked([self._target(i) for i in range(self.num_examples)])
+            values = []
+            for position in range(self.num_examples):
+                with self._reading(f"example {position}"):
+                    values.append(np.asarray(_pair(self._dataset[position])[1]))
+            # of objects where shapes differ, so that it is no array of class indices
+            alike = len({value.shape for value in values}) < 2
+            self._targets = np.asarray(values) if alike else np.fromiter(values, dtype=object)
         return self._targets
 
     def known_targets(self) -> np.ndarray | None:
         return self._targets
-
-    def _target(self, position: int) -> np.ndarray:
-        with self._reading(f"example {position}"):
-            return np.asarray(_pair(self._dataset[position])[1])
 
     @contextlib.contextmanager
     def _reading(self, what: str) -> Iterator[None]:
@@ -184,12 +186,6 @@ def _pair(item: Any) -> tuple[Any, Any]:
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise TypeError(f"got {type(item).__name__} instead of a pair")
     return item[0], item[1]
-
-
-def _stacked(values: list[np.ndarray]) -> np.ndarray:
-    """One array; of objects where shapes differ, so that it is no array of class indices."""
-    alike = len({value.shape for value in values}) < 2
-    return np.asarray(values) if alike else np.fromiter(values, dtype=object)
 
 
 def _to_device(value: Any, device: torch.device) -> Any:

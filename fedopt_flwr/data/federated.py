@@ -27,7 +27,6 @@ from .partitions import partition
 from .sources import SOURCES, Source
 
 TRAINING = "training data"
-TEST = "test data"
 _CPU = torch.device("cpu")
 
 
@@ -107,9 +106,8 @@ def load_client_data(
     if section.partition.kind == "whole" and not isinstance(source.train, (list, tuple)):
         if len(client_ids) > 1:
             raise ConfigError(
-                f"data.partition.kind: got 'whole' for clients {list(client_ids)}; data that is "
-                "not divided belongs to one client; start one process for each, with its own "
-                "data.path"
+                f"data.partition.kind: got 'whole' for clients {list(client_ids)}; such data "
+                "belongs to one client; start one process for each, with its own data.path"
             )
         own[client_ids[0]] = as_client_data(source.train)
     else:
@@ -264,7 +262,7 @@ def fingerprint(data: FederatedData) -> dict[str, str]:
 
     Of data sets that are read from elsewhere only sizes and known targets count.
     """
-    parts = {TRAINING: data.clients, TEST: [data.test] if data.test else []}
+    parts = {TRAINING: data.clients, "test data": [data.test] if data.test else []}
     return {name: _digest(clients) for name, clients in parts.items() if clients}
 
 
@@ -280,8 +278,7 @@ def _digest(parts: Iterable[ClientData]) -> str:
 
 def _arrays(part: ClientData) -> list[np.ndarray]:
     if isinstance(part, TensorData):
-        every = torch.arange(part.num_examples)
-        batch = next(part.batches([every], _CPU))
+        batch = next(part.batches([torch.arange(part.num_examples)], _CPU))
         return [tensor.contiguous().view(torch.uint8).numpy() for tensor in batch]
     targets = part.known_targets()
     return [] if targets is None or targets.dtype == object else [targets]

@@ -25,8 +25,8 @@ _ARCHIVES = {"CIFAR10": "cifar-10-python.tar.gz", "CIFAR100": "cifar-100-python.
 
 def cache_root() -> Path:
     """Return the folder for unpacked and downloaded data; it may not exist yet."""
-    base = _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return base / "fedopt-flwr" / "data"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(base), "fedopt-flwr", "data")
 
 
 def configured_root(path: Path | None) -> Path:
@@ -34,15 +34,11 @@ def configured_root(path: Path | None) -> Path:
     named = path or os.environ.get("FEDOPT_DATA")
     if not named:
         return cache_root()
-    root = _expanded(named)
+    root = Path(os.path.expanduser(named))  # leaves a user who is not known as it is
     if not root.is_dir():
         field = "data.path" if path else "environment variable FEDOPT_DATA"
         raise DataError(f"{field}: {str(root)!r} is not a folder; create it or name another one")
     return root
-
-
-def _expanded(path: Path | str) -> Path:
-    return Path(os.path.expanduser(path))  # leaves a user who is not known as it is
 
 
 def torchvision_dataset(class_name: str, root: Path, train: bool, **arguments: Any) -> Any:
@@ -66,10 +62,12 @@ def torchvision_dataset(class_name: str, root: Path, train: bool, **arguments: A
     except (OSError, RuntimeError) as error:  # URLError is an OSError
         part = f"{'training' if train else 'test'} files of {class_name}"
         split = f" (split {arguments['split']!r})" if arguments else ""
+        prefix = "emnist-<split>-" if class_name == "EMNIST" else ""
+        files = _ARCHIVES.get(class_name, f"{class_name}/raw/{prefix}*-ubyte(.gz)")
         raise DataError(
             f"data.name: the {part}{split} are not, or not whole, in {str(root)!r} and "
-            f"{str(cache)!r}, and the download failed ({_in_a_line(error)}); put "
-            f"{_expected_files(class_name)} into one of the two, or set data.path or $FEDOPT_DATA"
+            f"{str(cache)!r}, and the download failed ({' '.join(str(error).split())}); put "
+            f"{files} into one of the two, or set data.path or $FEDOPT_DATA"
         ) from error
     return read(cache, cache)
 
@@ -96,17 +94,6 @@ def _read(make: Callable[..., Any], class_name: str, place: Path, origin: Path) 
             f"{type(error).__name__}: {error}; replace or remove them"
         ) from error
     return dataset
-
-
-def _in_a_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def _expected_files(class_name: str) -> str:
-    if class_name in _ARCHIVES:
-        return _ARCHIVES[class_name]
-    prefix = "emnist-<split>-" if class_name == "EMNIST" else ""
-    return f"{class_name}/raw/{prefix}*-ubyte(.gz)"
 
 
 def _unpacked(class_name: str, root: Path, cache: Path) -> Path:
@@ -144,12 +131,9 @@ def _unpack(packed: Sequence[Path], folder: Path, raw: Path) -> None:
             except OSError:
                 if not folder.is_dir():  # else a second process was faster
                     raise
-    except (gzip.BadGzipFile, EOFError, tarfile.TarError, zlib.error) as error:
-        raise DataError(
-            f"data file: {str(source)!r} cannot be unpacked: {_in_a_line(error)}; replace it"
-        ) from error
-    except OSError as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise DataError(
             f"data file: {str(source)!r} cannot be unpacked into the cache {str(folder)!r}: "
-            f"{error}; make room there, or set XDG_CACHE_HOME to a folder that can be written"
+            f"{error}; replace it if it is broken; else make room there, or set XDG_CACHE_HOME to "
+            "a folder that can be written"
         ) from error

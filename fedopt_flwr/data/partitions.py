@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -42,6 +43,12 @@ def partition(
             raise ConfigError(
                 f"data.partition.kind: got {kind!r}; these targets are no class indices; use 'iid'"
             )
+        classes = len(np.unique(targets)) if kind in ("classes", "subsample") else math.inf
+        if section.classes_per_client > classes:
+            raise ConfigError(
+                f"data.partition.classes_per_client: got {section.classes_per_client}; the data "
+                f"has {classes} classes; lower it"
+            )
         divide, _ = _BY_KIND[kind]
         rows = divide(targets, num_clients, section, seed)
     size, client = min((len(part), i) for i, part in enumerate(rows))
@@ -64,7 +71,6 @@ def _by_flower(
 
     common: dict[str, Any] = {"num_partitions": num_clients, "partition_by": "label", "seed": seed}
     if section.kind == "classes":
-        _require_classes(targets, section)
         common["class_assignment_mode"] = "first-deterministic"
         divider = PathologicalPartitioner(
             num_classes_per_partition=section.classes_per_client, **common
@@ -88,7 +94,6 @@ def _subsample(
 ) -> list[Rows]:
     """FedMoS (Wang et al. 2023): n_i drawn from a range, its examples from k classes; clients may
     hold the same example."""
-    _require_classes(targets, section)
     rng = np.random.default_rng(seed)
     labels = np.unique(targets)
     low, high = section.examples_per_client
@@ -144,15 +149,6 @@ _BY_KIND = {
     "subsample": (_subsample, "examples_per_client"),
     "beta": (_beta, "shape"),
 }
-
-
-def _require_classes(targets: np.ndarray, section: PartitionSection) -> None:
-    available = len(np.unique(targets))
-    if section.classes_per_client > available:
-        raise ConfigError(
-            f"data.partition.classes_per_client: got {section.classes_per_client}; the data has "
-            f"{available} classes; lower it"
-        )
 
 
 def _too_small(num_clients: int, section: PartitionSection, whom: str) -> DataError:

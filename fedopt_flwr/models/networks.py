@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -35,7 +36,8 @@ def cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     Channels-last memory and ReLU after the pooling (max and ReLU commute) take a third off a step
     on a CPU, where pooling along contiguous rows costs as much as a convolution.
     """
-    channels, height, width = _require_image(input_shape)
+    _require_image(input_shape)
+    channels, height, width = input_shape
     layers: list[nn.Module] = [_ChannelsLast()]
     for next_channels in (16, 32, 64):
         layers += [nn.Conv2d(channels, next_channels, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
@@ -61,24 +63,19 @@ def resnet18(
     """
     from torchvision.models import resnet18 as imagenet_resnet18
 
-    channels, _, _ = _require_image(input_shape)
-    norms: dict[str, Callable[[int], nn.Module]] = {
-        "batch": nn.BatchNorm2d,
-        "group": lambda width: nn.GroupNorm(32, width),
-    }
-    if norm not in norms:
+    _require_image(input_shape)
+    if norm not in ("batch", "group"):
         raise ValueError(f"norm: got {norm!r}; must be 'batch' or 'group'")
-    network: nn.Module = imagenet_resnet18(num_classes=num_classes, norm_layer=norms[norm])
-    network.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+    layer = nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, 32)
+    network: nn.Module = imagenet_resnet18(num_classes=num_classes, norm_layer=layer)
+    network.conv1 = nn.Conv2d(input_shape[0], 64, 3, padding=1, bias=False)
     network.maxpool = nn.Identity()
     return network
 
 
-def _require_image(input_shape: tuple[int, ...]) -> tuple[int, int, int]:
+def _require_image(input_shape: tuple[int, ...]) -> None:
     if len(input_shape) != 3 or min(input_shape[1:]) < 8:
         raise ValueError(
             f"the data has shape {tuple(input_shape)}; must be (channels, height, width) with at "
             "least 8 pixels a side; use 'mlp' or 'logistic' for other data"
         )
-    channels, height, width = input_shape
-    return channels, height, width

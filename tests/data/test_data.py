@@ -14,13 +14,12 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from fedopt_flwr import ConfigError, DataError, RunConfig, simulate
 from fedopt_flwr.config.sections import DataSection, Facts, PartitionSection
 from fedopt_flwr.data import (
-    DatasetData,
-    TensorData,
     as_client_data,
     load_client_data,
     load_federated_data,
     load_test_data,
 )
+from fedopt_flwr.data.client_data import DatasetData, TensorData
 from fedopt_flwr.data.partitions import partition
 from fedopt_flwr.training.objective import batch_positions, num_steps
 
@@ -307,7 +306,7 @@ def test_whole_data_belongs_to_one_client_of_any_name() -> None:
         load_client_data(config.data, Facts(num_clients=1), ["ward-3"])["ward-3"].num_examples
         == 1442
     )
-    with pytest.raises(ConfigError, match="belongs to one client"):
+    with pytest.raises(ConfigError, match="such data belongs to one client"):
         load_client_data(config.data, Facts(num_clients=2), [0, 1])
     with pytest.raises(ConfigError, match="that is for `fedopt client`"):
         load_federated_data(config)
