@@ -16,14 +16,9 @@ from typing import Any
 
 from .errors import ConfigError
 
+_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), Path(__file__).parent)
 _NOT_OWN = tuple(  # folders, with a separator at the end
-    os.path.join(folder, "")
-    for name in (
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("platstdlib"),
-        Path(__file__).parent,
-    )
-    for folder in (name, os.path.realpath(name))
+    os.path.join(path, "") for name in _LIBRARIES for path in (name, os.path.realpath(name))
 )
 
 
@@ -93,7 +88,10 @@ def place_of(error: BaseException) -> str:
     """
     for place in reversed(traceback.extract_tb(error.__traceback__)):
         if _is_own(place.filename):
-            return f"{_from_here(place.filename)}, line {place.lineno}"
+            file = place.filename
+            with contextlib.suppress(OSError, ValueError):  # no working folder, or elsewhere
+                file = str(Path(file).absolute().relative_to(Path.cwd()))
+            return f"{file}, line {place.lineno}"
     return ""
 
 
@@ -103,12 +101,6 @@ def _is_own(file: str) -> bool:
     path = os.path.abspath(file)
     installed = {"site-packages", "dist-packages"} & set(Path(path).parts)
     return not installed and not path.startswith(_NOT_OWN)
-
-
-def _from_here(file: str) -> str:
-    with contextlib.suppress(OSError, ValueError):  # no working folder, or elsewhere
-        return str(Path(file).absolute().relative_to(Path.cwd()))
-    return file
 
 
 def file_of(path: str) -> str | None:

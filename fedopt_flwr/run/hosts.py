@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+from pydantic import ValidationError
 
 from ..algorithm import ClientId
 from ..algorithms import load_rule
 from ..config.run_config import RunConfig
+from ..config.sections import Facts
 from ..data import ClientData, load_client_data
 from ..engines.common import keep_freed_memory
 from ..engines.stream import ServerAddress, StreamClient
@@ -24,6 +26,7 @@ from ..flower import ClientStates, DiskStates, FederatedClient, ModelPool
 from ..flower.messages import Instruction, Scalar
 from ..models import make_model
 from ..own_code import is_import_path
+from ..problems import validation_problems
 from ..training.devices import pick_device
 from ..training.dry_run import try_training
 from ..training.evaluation import named_loss
@@ -47,21 +50,23 @@ class ClientHost:
         self._device = pick_device(config.training.device)
         self._lock = threading.Lock()
         self._data: dict[ClientId, ClientData] = {}
-        self._facts: dict[str, Scalar] = {}
+        self._facts: Facts | None = None  # of the federation that the data was divided for
         self._pool: tuple[tuple[Any, ...], ModelPool] | None = None
 
     def data(self, client_id: ClientId, facts: dict[str, Scalar]) -> ClientData:
         """Return a client's data; all clients' data is loaded at once when one first asks."""
-        federation = self._config.federation
-        facts = {"num_clients": federation.num_clients, "seed": federation.seed, **facts}
+        config = self._config
+        known = config.federation.model_dump(include={"num_clients", "seed"})
+        try:
+            wanted = Facts(**{**known, **facts})
+        except ValidationError as error:
+            problems = "; ".join(validation_problems(error, Facts))
+            raise MessageError(f"what the server says of the federation: {problems}") from None
         with self._lock:
-            if not self._data or facts != self._facts:
-                values = {f"federation.{key}": value for key, value in facts.items()}
-                sampled = {"federation.clients_per_round": 1, "federation.min_replies": 1}
-                config = self._config.with_values(values | sampled)
-                loaded = load_client_data(config, self._ids)
+            if wanted != self._facts:
+                loaded = load_client_data(config.data, wanted, self._ids, config.import_folders)
                 self._data = {i: data.on_device(self._device) for i, data in loaded.items()}
-                self._facts = facts
+                self._facts = wanted
             return self._data[client_id]
 
     def pool(self, instruction: Instruction) -> ModelPool:

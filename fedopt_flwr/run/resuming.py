@@ -9,7 +9,7 @@ from typing import Any
 
 from ..algorithm import Plan
 from ..config.run_config import RunConfig
-from ..data.fingerprint import TRAINING
+from ..data.federated import TRAINING
 from ..errors import ConfigError, FedoptWarning
 from .checkpoints import Checkpoint
 from .directory import CONFIG, MODEL, SUMMARY, RunDirectory

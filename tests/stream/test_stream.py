@@ -256,6 +256,22 @@ def test_messages_that_nobody_asked_for_stay_outside_the_servers_memory(tmp_path
         server.result()
 
 
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"num_clients": 4, "seed": 0, "num_rounds": 3}, "num_rounds: unknown 'num_rounds'"),
+        ({"num_clients": 0}, "num_clients: got 0"),
+    ],
+)
+def test_a_client_takes_no_other_facts_of_the_federation_than_it_needs(
+    facts: dict[str, int], text: str
+) -> None:
+    host = ClientHost(RunConfig(), [2])
+    assert host.data(2, {"num_clients": 3}).num_examples > host.data(2, {}).num_examples
+    with pytest.raises(MessageError, match=text):
+        host.data(2, facts)
+
+
 def test_broken_data_of_a_client_is_said_on_both_sides(tmp_path: Path) -> None:
     with ServerThread(make_config(start_timeout=4.0)) as server:
         config = RunConfig(data={"name": "npz", "path": tmp_path})
