@@ -38,14 +38,6 @@ class ControlVariateRule(Algorithm):
     server_state: ClassVar[tuple[str, ...]] = ("model", "control_variate")
     client_state: ClassVar[tuple[str, ...]] = ("control_variate",)
 
-    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        return ServerState(plan, {"model": x, "control_variate": x.new_zeros(x.shape)})
-
-    def init_client(self, size: int) -> ClientState:
-        import torch
-
-        return {name: torch.zeros(size) for name in self.client_state}
-
     def client_start(
         self, received: Arrays, client_state: ClientState, objective: Objective
     ) -> tuple[Arrays, ClientState]:
@@ -74,6 +66,7 @@ class TrackedAdamRule(ControlVariateRule):
     clients, in random order, renew c_i."""
 
     client_state: ClassVar[tuple[str, ...]] = ("control_variate", "second_moment")
+    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "control_variate")
 
     client_learning_rate: float = Field(0.001, gt=0, title="η", description="client step size")
     server_learning_rate: float = Field(
@@ -90,10 +83,6 @@ class TrackedAdamRule(ControlVariateRule):
     tracked_clients: int | None = Field(
         None, ge=0, title="S̃", description="clients a round that renew c_i; all S if not given"
     )
-
-    @property
-    def broadcast_names(self) -> tuple[str, ...]:
-        return ("model", "control_variate")
 
     @property
     def start_names(self) -> tuple[str, ...]:

@@ -10,23 +10,11 @@ Defaults: η = 0.05, β = 0.2 (the paper's MLP experiments), η_g = 1 (γ = ηK)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from ..algorithm import (
-    Algorithm,
-    Arrays,
-    ClientState,
-    Objective,
-    Plan,
-    Reply,
-    ServerState,
-    weighted_sum,
-)
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ..algorithm import Algorithm, Arrays, ClientState, Objective, Reply, ServerState, weighted_sum
 
 
 class FedAvgWithMomentum(Algorithm):
@@ -34,6 +22,7 @@ class FedAvgWithMomentum(Algorithm):
 
     name: ClassVar[str] = "fedavg_m"
     server_state: ClassVar[tuple[str, ...]] = ("model", "server_momentum")
+    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "server_momentum")
     reduces_to = ({"momentum": 1.0}, "fedavg", {})
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
@@ -43,13 +32,6 @@ class FedAvgWithMomentum(Algorithm):
     momentum: float = Field(
         0.2, ge=0, le=1, title="β", description="weight of the new gradient; 1 is no momentum"
     )
-
-    @property
-    def broadcast_names(self) -> tuple[str, ...]:
-        return ("model", "server_momentum")
-
-    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        return ServerState(plan, {"model": x, "server_momentum": x.new_zeros(x.shape)})
 
     def client_update(
         self, received: Arrays, client_state: ClientState, objective: Objective

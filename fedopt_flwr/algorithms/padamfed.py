@@ -41,6 +41,7 @@ class PAdaMFed(GradientVariateRule):
 
     name: ClassVar[str] = "padamfed"
     server_state: ClassVar[tuple[str, ...]] = ("model", "control_variate", "server_momentum")
+    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "direction")
     reduces_to = (
         {"normalize": False, "momentum": 0.4, "control_variate_start": "zero"},
         "scaffold_m",
@@ -57,10 +58,6 @@ class PAdaMFed(GradientVariateRule):
         None, ge=0, le=1, title="β", description="weight of a new gradient; derived: √(SK/T)"
     )
     normalize: bool = Field(True, description="divide every local direction by its norm")
-
-    @property
-    def broadcast_names(self) -> tuple[str, ...]:
-        return ("model", "direction")
 
     @property
     def upload_names(self) -> tuple[str, ...]:
@@ -86,9 +83,6 @@ class PAdaMFed(GradientVariateRule):
     def theorem(self, samples: float, horizon: int) -> tuple[float, float, float]:
         """Return ηK, γ and β of the theorem from SK and T."""
         return 1 / math.sqrt(horizon), samples**0.25 / horizon**0.75, math.sqrt(samples / horizon)
-
-    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        return super().init_server(x, plan).replace(server_momentum=x.new_zeros(x.shape))
 
     def server_start(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         state = super().server_start(state, replies)

@@ -58,7 +58,7 @@ class PAdaMFedDoG(PAdaMFed):
     def init_server(self, x: Tensor, plan: Plan) -> ServerState:
         zero, distance = x.new_zeros(1), _INITIAL_SHARE * (1 + x.norm().reshape(1))
         state = super().init_server(x, plan)
-        return state.replace(initial_model=x, distance=distance, squared_gradients=zero)
+        return state.replace(distance=distance, squared_gradients=zero)
 
     def at_round(self, state: ServerState, number: int) -> Self:
         eta = self.client_learning_rate

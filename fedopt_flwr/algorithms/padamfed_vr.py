@@ -13,15 +13,12 @@ Deviations: those of `padamfed`; β is capped at 1 when T² < SK.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from ..algorithm import Arrays, ClientState, Objective, Plan, Reply, ServerState, weighted_sum
+from ..algorithm import Arrays, ClientState, Objective, Reply, ServerState, weighted_sum
 from .padamfed import PAdaMFed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class PAdaMFedVR(PAdaMFed):
@@ -35,6 +32,7 @@ class PAdaMFedVR(PAdaMFed):
         "server_momentum",
         "previous_model",
     )
+    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "previous_model", "direction")
     reduces_to = (
         {"normalize": False, "momentum": 0.4, "momentum_rule": "proved"},
         "scaffold_m_vr",
@@ -52,10 +50,6 @@ class PAdaMFedVR(PAdaMFed):
     )
 
     @property
-    def broadcast_names(self) -> tuple[str, ...]:
-        return ("model", "previous_model", "direction")
-
-    @property
     def upload_names(self) -> tuple[str, ...]:
         proved = ("mean_direction",) if self.momentum_rule == "proved" else ()
         return ("delta", "control_variate_change", *proved)
@@ -63,9 +57,6 @@ class PAdaMFedVR(PAdaMFed):
     def theorem(self, samples: float, horizon: int) -> tuple[float, float, float]:
         gamma = samples ** (1 / 3) / horizon ** (2 / 3)
         return 1 / horizon, gamma, gamma
-
-    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        return super().init_server(x, plan).replace(previous_model=x)
 
     def broadcast(self, state: ServerState) -> Arrays:
         return {**super().broadcast(state), "previous_model": state["previous_model"]}
