@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 
 def outputs_of(module: nn.Module, inputs: Any, num_examples: int) -> Any:
-    """Return the module's outputs for a batch of so many examples."""
-    with single_values(module) if num_examples == 1 else contextlib.nullcontext():
-        return module(inputs)
+    """Return the module's outputs for a batch of so many examples.
 
-
-@contextlib.contextmanager
-def single_values(module: nn.Module) -> Iterator[None]:
-    """Have batch norm layers that meet one value a channel use their running statistics.
-
-    One value has no variance, so PyTorch refuses it; a client with a single example has no more.
+    Batch norm layers that meet one value a channel use their running statistics: one value has no
+    variance, so PyTorch refuses it, and a client with a single example has no more.
     """
-    switched: list[nn.Module] = []
-
-    def before(layer: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-        values = args[0] if args else named["input"]
-        if layer.training and values.numel() == values.shape[1]:
-            switched.append(layer.eval())
-
-    def after(layer: nn.Module, *_: Any) -> None:
-        if switched and switched[-1] is layer:
-            switched.pop().train()
-
-    layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in layers]
-    hooks += [layer.register_forward_hook(after, always_call=True) for layer in layers]
+    if num_examples > 1:
+        return module(inputs)
+    layers = [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training
+    ]
+    hooks = [layer.register_forward_pre_hook(_choose, with_kwargs=True) for layer in layers]
     try:
-        yield
+        return module(inputs)
     finally:
-        for hook in hooks:
+        for hook, layer in zip(hooks, layers, strict=True):
             hook.remove()
+            layer.train()
+
+
+def _choose(layer: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+    values = args[0] if args else named["input"]
+    layer.train(values.numel() > values.shape[1])
