@@ -76,7 +76,7 @@ class PAdaMFedDoG(PAdaMFed):
         return {"gamma": gamma, "distance": distance}
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
-        eta, x0 = self.eta, state["initial_model"]
+        eta, x0 = self.derived("client_learning_rate"), state["initial_model"]
         mean = weighted_sum([(r.weight / (eta * r.num_steps), r.upload["delta"]) for r in replies])
         following = super().server_update(state, replies)
         distance = (following["model"] - x0).norm().reshape(1).maximum(state["distance"])

@@ -69,7 +69,7 @@ class PAdaMFedVR(PAdaMFed):
             received["previous_model"],
             client_state["control_variate"],
         )
-        y, beta = x.clone(), self.beta
+        y, beta = x.clone(), self.derived("momentum")
         offset = received["direction"].sub(c_i, alpha=beta)  # d − βc_i, the same at every step
         gradient_sum = y.new_zeros(y.shape)
         u_sum = y.new_zeros(y.shape) if self.momentum_rule == "proved" else None

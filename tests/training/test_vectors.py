@@ -160,7 +160,10 @@ class WithExtraState(nn.Linear):
         (lambda: nn.Linear(2, 2).double(), "'weight': dtype torch.float64"),
         (lambda: nn.LazyLinear(2), "'weight': is lazy"),
         (complex_buffer, "buffer 'phase': dtype torch.complex64"),
-        (uint16_buffer, "buffer 'count': dtype torch.uint16 .* cannot be aggregated; store it as real"),
+        (
+            uint16_buffer,
+            "buffer 'count': dtype torch.uint16 .* cannot be aggregated; store it as real",
+        ),
         (bfloat16_buffer, "buffer 'scale': dtype torch.bfloat16 has no NumPy equivalent"),
         (lambda: nn.Linear(2, 2, device="meta"), "parameter 'weight': is on device meta"),
         (lambda: WithExtraState(2, 2), r"state '_extra_state': comes from get_extra_state\(\)"),
