@@ -7,7 +7,7 @@ gradients (scaffold, padamfed, ...), `TrackedAdamRule` for FA-NT and FAdamGC.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -23,9 +23,6 @@ from ..algorithm import (
     weighted_sum,
 )
 from ..errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ControlVariateRule(Algorithm):
@@ -106,10 +103,3 @@ class TrackedAdamRule(ControlVariateRule):
         if self.tracked_clients is None or rank < self.tracked_clients:
             return self
         return self.model_copy(update={"tracked_clients": 0})
-
-    def moved(self, state: ServerState, delta: Tensor, change: Tensor) -> ServerState:
-        """Return the state after Δ̄ and Σ_tracked p_i(c_i⁺ − c_i)."""
-        return state.replace(
-            model=state["model"].add(delta, alpha=self.server_learning_rate),
-            control_variate=state["control_variate"] + change,
-        )

@@ -123,9 +123,8 @@ class PAdaMFed(GradientVariateRule):
         steps, beta = state.plan.mean_local_steps, self.derived("momentum")
         c, g = state["control_variate"], state["server_momentum"]
         delta = weighted_sum([(r.weight * steps / r.num_steps, r.upload["delta"]) for r in replies])
-        changes = [r.upload["control_variate_change"] for r in replies]
-        fresh = weighted_sum([(r.weight, v) for r, v in zip(replies, changes, strict=True)])
-        total = weighted_sum([(r.importance, v) for r, v in zip(replies, changes, strict=True)])
+        fresh = weighted_sum([(r.weight, r.upload["control_variate_change"]) for r in replies])
+        total = weighted_sum([(r.importance, r.upload["control_variate_change"]) for r in replies])
         return state.replace(
             model=state["model"].add(delta, alpha=self.derived("server_learning_rate")),  # line 14
             control_variate=c + total,  # line 15

@@ -35,9 +35,7 @@ class PAdaMFedDoG(PAdaMFed):
     name: ClassVar[str] = "padamfed_dog"
     experimental: ClassVar[bool] = True
     server_state: ClassVar[tuple[str, ...]] = (
-        "model",
-        "control_variate",
-        "server_momentum",
+        *PAdaMFed.server_state,
         "initial_model",
         "distance",
         "squared_gradients",

@@ -26,12 +26,7 @@ class PAdaMFedVR(PAdaMFed):
     g as PAdaMFed ("printed") or g ← Σ w_i ū_i, ū_i the mean of the client's u ("proved")."""
 
     name: ClassVar[str] = "padamfed_vr"
-    server_state: ClassVar[tuple[str, ...]] = (
-        "model",
-        "control_variate",
-        "server_momentum",
-        "previous_model",
-    )
+    server_state: ClassVar[tuple[str, ...]] = (*PAdaMFed.server_state, "previous_model")
     broadcast_names: ClassVar[tuple[str, ...]] = ("model", "previous_model", "direction")
     reduces_to = (
         {"normalize": False, "momentum": 0.4, "momentum_rule": "proved"},
@@ -64,13 +59,9 @@ class PAdaMFedVR(PAdaMFed):
     def client_update(
         self, received: Arrays, client_state: ClientState, objective: Objective
     ) -> tuple[Arrays, ClientState]:
-        x, x_prev, c_i = (
-            received["model"],
-            received["previous_model"],
-            client_state["control_variate"],
-        )
-        y, beta = x.clone(), self.derived("momentum")
-        offset = received["direction"].sub(c_i, alpha=beta)  # d − βc_i, the same at every step
+        x, x_prev, d = received["model"], received["previous_model"], received["direction"]
+        y, beta, c_i = x.clone(), self.derived("momentum"), client_state["control_variate"]
+        offset = d.sub(c_i, alpha=beta)  # d − βc_i, the same at every step
         gradient_sum = y.new_zeros(y.shape)
         u_sum = y.new_zeros(y.shape) if self.momentum_rule == "proved" else None
         for batch in objective.batches():

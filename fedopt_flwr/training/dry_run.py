@@ -17,12 +17,11 @@ from ..data import ClientData
 from ..errors import ConfigError, DataError, FedoptError, FedoptWarning
 from ..own_code import described
 from ..problems import about
-from .evaluation import Metric, evaluate, evaluating, evaluation_chunks
+from .evaluation import Metric, evaluate, evaluating
 from .flat_model import FlatModel
 from .joining import on_cpu
-from .objective import Loss
+from .objective import Loss, evaluation_chunks, outputs_of
 from .shapes import ShapeError, require_one_shape
-from .single_examples import outputs_of
 
 _MODEL_FITS = (
     "the model and the data must fit in shape and dtype (see model.name and model.options)"
@@ -45,13 +44,8 @@ class _Batch(NamedTuple):
     outputs: Any
     targets: Any
     loss: Any
-    num_classes: int | None
-    seen: str  # the data in words
-
-
-class _Pass(NamedTuple):
-    is_random: bool  # it drew from a global generator, as dropout and random crops do
     num_classes: int | None  # for losses on class labels
+    seen: str  # the data in words
 
 
 def try_training(
@@ -62,7 +56,8 @@ def try_training(
     *,
     are_all: bool = True,
 ) -> bool:
-    """Take the gradient of one batch of each kind of data; say if one was random.
+    """Take the gradient of one batch of each kind of data; say if one drew from a global generator,
+    as dropout and random crops do.
 
     Model and generators are left as they were. A client whose data cannot be used will fail in its
     rounds, so a warning names it. ConfigError or DataError say what is wrong if that is so for
@@ -70,7 +65,8 @@ def try_training(
     but do harm: a label that the model has no output for, and shapes that a loss would broadcast.
     """
     failed: list[FedoptError] = []
-    passes: dict[Any, _Pass] = {}  # by dtypes and dimensions
+    classes: dict[Any, int | None] = {}  # by the data's dtypes and dimensions
+    is_random = False
     first = torch.zeros(1, dtype=torch.int64)
     for client_id in sorted(clients, key=lambda i: -clients[i].num_examples):
         data = clients[client_id]
@@ -78,26 +74,27 @@ def try_training(
         try:
             with randomness.kept(model.device):
                 kind = _kind(_take(data, first, model, whom))
-                if kind not in passes:
+                if kind not in classes:
                     count = min(batch_size or data.num_examples, data.num_examples)
-                    passes[kind] = _try_step(model, loss, data, count, whom)
+                    before = randomness.state(model.device)
+                    classes[kind] = _try_step(model, loss, data, count, whom)
+                    is_random |= before != randomness.state(model.device)
         except (UnknownClassError, ShapeError):
             raise
         except FedoptError as error:
             failed.append(error)
         else:
-            _require_labels(data, loss, passes[kind].num_classes, whom)
-    if failed and are_all and not passes:
+            _require_labels(data, loss, classes[kind], whom)
+    if failed and are_all and not classes:
         raise failed[0]
     if failed:
         others = f", as will {len(failed) - 1} other clients" if len(failed) > 1 else ""
         text = f"{failed[0]}; this client will fail in its rounds{others}"
         warnings.warn(text, FedoptWarning, stacklevel=2)
-    return any(step.is_random for step in passes.values())
+    return is_random
 
 
-def _try_step(model: FlatModel, loss: Loss, data: ClientData, count: int, whom: str) -> _Pass:
-    before = randomness.state(model.device)
+def _try_step(model: FlatModel, loss: Loss, data: ClientData, count: int, whom: str) -> int | None:
     with _unchanged(model), torch.enable_grad():
         model.module.train()
         batch = _try_batch(model, loss, data, count, whom)
@@ -106,7 +103,7 @@ def _try_step(model: FlatModel, loss: Loss, data: ClientData, count: int, whom: 
             returned = f"returned {_shown(value)}, without a gradient or not of shape []"
             raise ConfigError(f"model.loss: {returned}, on {batch.seen}; {_LOSS_RETURNS}")
         _call("model.loss", value.backward, batch.seen, _LOSS_RETURNS)
-    return _Pass(before != randomness.state(model.device), batch.num_classes)
+    return batch.num_classes
 
 
 def try_evaluation(
@@ -119,7 +116,7 @@ def try_evaluation(
 ) -> None:
     """Evaluate as much of the test data as is evaluated at once; ConfigError or DataError say what
     fails."""
-    count = len(evaluation_chunks(test)[0])
+    count = len(evaluation_chunks(torch.arange(test.num_examples))[0])
     with (
         randomness.kept(model.device),
         _unchanged(model),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from ..algorithm import weighted_sum
 from ..errors import ModelError
 
 _BUFFER_PREFIX = "buffers."
@@ -121,15 +122,12 @@ def copied(module: nn.Module) -> nn.Module:
 def average_buffers(weighted: list[tuple[float, dict[str, Tensor]]]) -> dict[str, Tensor]:
     """Average floating buffers by weight (normalised to 1), take the maximum of all others."""
     total = sum(weight for weight, _ in weighted)
-    result = {name: array.clone() for name, array in weighted[0][1].items()}
-    for name, array in result.items():
-        if array.is_floating_point():
-            array.mul_(weighted[0][0] / total)
-            for weight, arrays in weighted[1:]:
-                array.add_(arrays[name], alpha=weight / total)
+    result = {}
+    for name, first in weighted[0][1].items():
+        if first.is_floating_point():
+            result[name] = weighted_sum([(w / total, arrays[name]) for w, arrays in weighted])
         else:
-            for _, arrays in weighted[1:]:
-                torch.maximum(array, arrays[name], out=array)
+            result[name] = torch.stack([arrays[name] for _, arrays in weighted]).amax(dim=0)
     return result
 
 
@@ -193,7 +191,7 @@ def _require_arrays(module: nn.Module) -> None:
 
 def _can_be_aggregated(dtype: torch.dtype) -> bool:
     try:
-        torch.maximum(*torch.zeros(2, 1, dtype=dtype)).numpy()
+        torch.zeros(1, dtype=dtype).amax(dim=0).numpy()
     except (RuntimeError, TypeError):  # no maximum, not known to NumPy
         return False
     return True
