@@ -18,7 +18,7 @@ from .messages import Phase, Scalar, decode, encoded_bytes, to_arrays
 
 def accept(
     asked: Sequence[ClientId],
-    answers: Mapping[ClientId, FitRes | str],
+    answers: Mapping[ClientId, FitRes | Exception | str],
     expected: Mapping[ClientId, Mapping[str, Layout]],
     record: RoundRecord,
     phase: Phase,
@@ -26,16 +26,17 @@ def accept(
 ) -> dict[ClientId, Upload]:
     """Return the usable uploads in the order of `asked`; `expected` are each client's arrays.
 
-    An answer that is a text, is missing, carries an error or does not hold the expected arrays
-    becomes an error in the record, as does one of other than the planned `local_steps`: weights
-    and c_i follow from those. Bytes and vectors that arrived are counted either way.
+    An answer that is a text or an exception, is missing, carries an error or does not hold the
+    expected arrays becomes an error in the record, as does one of other than the planned
+    `local_steps`: weights and c_i follow from those. Bytes and vectors that arrived are counted
+    either way.
     """
     uploads = {}
     for client_id in asked:
         answer = answers.get(client_id, "no answer")
         try:
-            if isinstance(answer, str):
-                raise MessageError(answer)
+            if not isinstance(answer, FitRes):
+                raise MessageError(str(answer))
             upload = _checked(client_id, answer, expected[client_id], record)
             _require_steps(answer, (local_steps or {}).get(client_id))
             uploads[client_id] = upload
