@@ -18,12 +18,12 @@ from .. import randomness
 from ..algorithm import Algorithm, ClientId, ClientState
 from ..algorithms import ALGORITHMS
 from ..data import ClientData
-from ..errors import MessageError
+from ..errors import FedoptError, MessageError
 from ..own_code import described
 from ..problems import unknown_name
 from ..randomness import derive
 from ..training.evaluation import Metric, evaluate
-from ..training.flat_model import FlatModel, Layout, is_buffer_name
+from ..training.flat_model import FlatModel, is_buffer_name
 from ..training.objective import Loss, ModelObjective, batch_positions
 from .messages import NEVER, Instruction, Scalar, decode, expected_arrays
 from .state import ClientStates
@@ -79,16 +79,12 @@ class FederatedClient(NumPyClient):
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]
     ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
+        """Follow one instruction; return arrays, n_i and a report."""
         try:
             instruction = Instruction.from_config(config)
-        except MessageError as error:
+            self.prepare(instruction)
+        except FedoptError as error:
             return [], 0, {"error": str(error)}
-        return self.follow(instruction, parameters)
-
-    def follow(
-        self, instruction: Instruction, parameters: list[np.ndarray]
-    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
-        """Do what one instruction says and return what `fit` does: arrays, n_i, report."""
         started = time.perf_counter()
         try:
             with self._models.borrow() as model:
@@ -106,11 +102,15 @@ class FederatedClient(NumPyClient):
         }
         return arrays, self.data.num_examples, report
 
+    def prepare(self, instruction: Instruction) -> None:
+        """Take what this round needs; FedoptError if it is not to be had. For subclasses."""
+
     def _train(
         self, instruction: Instruction, parameters: list[np.ndarray], model: FlatModel
     ) -> tuple[dict[str, Tensor], float, int]:
         rule = _rule(instruction.algorithm, instruction.hyperparameters)
-        expected = expected_download(rule, model, instruction)
+        names = rule.broadcast_names if instruction.phase == "train" else ("model",)
+        expected = expected_arrays(names, model, with_buffers=instruction.buffers == "average")
         received = decode(parameters, instruction.arrays, expected, "server")
         received = {name: array.to(model.device) for name, array in received.items()}
         state = self._state(rule, model, instruction)
@@ -186,15 +186,6 @@ class FederatedClient(NumPyClient):
             loss, metric = evaluate(model, self.data, self._models.loss, self._models.metric)
         report: dict[str, Scalar] = {} if metric is None else {"metric": metric}
         return loss, self.data.num_examples, report
-
-
-def expected_download(
-    rule: Algorithm, model: FlatModel, instruction: Instruction
-) -> dict[str, Layout]:
-    """Return name -> (size, dtype) of the arrays that an instruction carries."""
-    names = rule.broadcast_names if instruction.phase == "train" else ("model",)
-    sends_buffers = instruction.buffers == "average"
-    return expected_arrays(names, model, with_buffers=sends_buffers)
 
 
 def _rule(name: str, hyperparameters: str) -> Algorithm:

@@ -30,7 +30,7 @@ from fedopt_flwr.engines.stream import Roster
 from fedopt_flwr.engines.stream.protocol import CLAIM_KEY, Claim
 from fedopt_flwr.flower import DiskStates
 from fedopt_flwr.flower.messages import ROUND
-from fedopt_flwr.flower.sizes import message_bytes, require_messages_fit
+from fedopt_flwr.flower.sizes import require_messages_fit
 from fedopt_flwr.run.directory import RunDirectory
 from fedopt_flwr.run.experiment import Experiment
 from fedopt_flwr.run.hosts import ClientHost, HostedClient
@@ -285,7 +285,7 @@ def test_a_client_imports_only_the_code_that_it_names_itself(tmp_path: Path) -> 
 def test_message_sizes_are_known_before_the_first_one_travels() -> None:
     config = RunConfig(**make_config(), output={})
     experiment = Experiment(config, data=load_test_data(config))
-    down, up = message_bytes(experiment.rule, experiment.model, config)
+    down, up = require_messages_fit(experiment.rule, experiment.model, config)
     records = simulate(config).rounds
     assert records[-1].downlink_bytes / 3 <= down < 2 * 650 * 4 + 16384
     assert records[-1].uplink_bytes / 3 <= up < 2 * 650 * 4 + 16384

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import grpc
+from flwr.client import NumPyClient
 from flwr.common import (
     Code,
     FitRes,
@@ -37,7 +38,6 @@ from ...algorithm import ClientId
 from ...errors import ConfigError, FedoptError, RunError
 from ...flower.messages import ROUND, to_arrays
 from ...randomness import derive
-from ..common import Answering
 from .protocol import (
     CLAIM_KEY,
     LARGEST_MESSAGE,
@@ -89,7 +89,7 @@ class StreamClient:
     def __init__(
         self,
         client_id: ClientId,
-        client: Answering,
+        client: NumPyClient,
         server: ServerAddress,
         say: Callable[[str], None],
     ) -> None:
