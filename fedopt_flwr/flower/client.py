@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 
 import numpy as np
@@ -14,14 +14,13 @@ import torch
 from flwr.client import NumPyClient
 from torch import Tensor
 
-from .. import randomness
 from ..algorithm import Algorithm, ClientId, ClientState
 from ..algorithms import ALGORITHMS
 from ..data import ClientData
 from ..errors import FedoptError, MessageError
 from ..own_code import described
 from ..problems import unknown_name
-from ..randomness import derive
+from ..randomness import derive, kept
 from ..training.evaluation import Metric, evaluate
 from ..training.flat_model import FlatModel, is_buffer_name
 from ..training.objective import Loss, ModelObjective, batch_positions
@@ -48,7 +47,7 @@ class ModelPool:
         for model in models:
             self._free.put(model)
 
-    @contextlib.contextmanager
+    @contextmanager
     def borrow(self) -> Iterator[FlatModel]:
         """Lend one model; wait until one is free."""
         model = self._free.get()
@@ -119,7 +118,11 @@ class FederatedClient(NumPyClient):
         buffers = buffers or {name: state.pop(name) for name in list(state) if is_buffer_name(name)}
         if buffers:
             model.write_buffers(buffers)
-        with torch.enable_grad(), self._seeded_generators(instruction, model.device):
+        seed = derive(instruction.seed, "model", self.client_id, instruction.round)
+        # what draws from the global generators draws the same in every process; clients that train
+        # at the same time share them: there, nothing may draw
+        seeded = kept(model.device, seed) if self._models.is_one else nullcontext()
+        with torch.enable_grad(), seeded:
             if instruction.phase == "gradient":
                 return {"gradient": objective.full_gradient(received["model"])}, 0.0, 0
             half = rule.client_start if instruction.phase == "start" else rule.client_update
@@ -164,18 +167,6 @@ class FederatedClient(NumPyClient):
             instruction.gradient_momentum,
             derive(instruction.seed, "initial batch", self.client_id, instruction.round),
         )
-
-    def _seeded_generators(
-        self, instruction: Instruction, device: torch.device
-    ) -> contextlib.AbstractContextManager[None]:
-        """Whatever draws from the global generators draws the same in every process.
-
-        Clients that train at the same time share them; there, nothing may draw.
-        """
-        if not self._models.is_one:
-            return contextlib.nullcontext()
-        seed = derive(instruction.seed, "model", self.client_id, instruction.round)
-        return randomness.kept(device, seed)
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]

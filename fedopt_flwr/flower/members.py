@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal, TypeVar
@@ -61,11 +61,14 @@ class Members:
             self._while_waiting()
             if time.monotonic() > deadline:
                 self.refresh(manager)
+                missing = ""
+                if all(isinstance(i, int) for i in self._proxies):
+                    ids = [str(i) for i in self.ids or range(needed) if i not in self._proxies]
+                    missing = f", missing {', '.join(ids)}"
                 raise RunError(
                     f"federation.{field}: only {len(self._proxies)} of {needed} clients were "
                     f"connected within {timeout:g} s: {sorted(map(str, self._proxies))}"
-                    f"{_missing(self._proxies, self.ids or range(needed))}; start those, "
-                    "ask for fewer or raise federation.start_timeout"
+                    f"{missing}; start those, ask for fewer or raise federation.start_timeout"
                 )
             time.sleep(_POLL_SECONDS)
         self.refresh(manager)
@@ -120,12 +123,6 @@ class Members:
     def connected(self, client_id: ClientId) -> ClientProxy | None:
         """Return the connection of a client, or None while it is away."""
         return self._proxies.get(client_id)
-
-
-def _missing(present: Iterable[ClientId], wanted: Iterable[ClientId]) -> str:
-    ids = set(present)
-    missing = [str(i) for i in wanted if i not in ids]
-    return f", missing {', '.join(missing)}" if all(isinstance(i, int) for i in ids) else ""
 
 
 def ask_all(

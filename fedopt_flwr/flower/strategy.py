@@ -33,7 +33,7 @@ from .messages import (
     expected_arrays,
     to_arrays,
 )
-from .replies import accept, buffers_of, fill_record
+from .replies import accept
 from .wrappers import refuse_privacy_wrappers
 
 Fit = tuple[ClientProxy, FitRes]
@@ -232,7 +232,9 @@ class FederatedStrategy(Strategy):
         self.state = self._rule_of_round.server_update(self.state, replies)
         if average:
             total = sum(r.weight for r in replies)
-            self._buffers = average_buffers([(r.weight / total, buffers_of(r)) for r in replies])
+            buffers = [{n: a for n, a in r.upload.items() if is_buffer_name(n)} for r in replies]
+            weights = [r.weight / total for r in replies]
+            self._buffers = average_buffers(list(zip(weights, buffers, strict=True)))
         self._finish_round(uploads)
         return self._flower_parameters(), {}
 
@@ -245,20 +247,24 @@ class FederatedStrategy(Strategy):
         """Key answers by client id. Flower's exceptions carry no id, so all share their texts."""
         unnamed = "; ".join(sorted({str(f) for f in failures if isinstance(f, BaseException)}))
         answers: dict[ClientId, FitRes | str] = dict.fromkeys(self.asked, unnamed or "no answer")
-        for failure in failures:
-            if not isinstance(failure, BaseException):
-                answers[self.members.id_of(failure[0])] = failure[1].status.message
-        return answers | {self.members.id_of(proxy): result for proxy, result in results}
+        named = [*results, *(f for f in failures if not isinstance(f, BaseException))]
+        return answers | {self.members.id_of(proxy): result for proxy, result in named}
 
     def _begin_round(self, number: int) -> None:
         self.record = RoundRecord(number)
         self._started = time.perf_counter()
 
     def _finish_round(self, counted: Mapping[ClientId, Upload]) -> None:
-        for client_id in counted:
-            self.versions[client_id] = self.record.round
-        fill_record(self.record, self.asked, counted, self.state.plan.num_examples)
-        self.record.seconds = time.perf_counter() - self._started
+        record = self.record
+        record.clients = [i for i in self.asked if i in counted]
+        record.failures = len(self.asked) - len(counted)
+        if counted:
+            self.versions |= dict.fromkeys(counted, record.round)
+            num_examples = self.state.plan.num_examples
+            total = sum(num_examples[i] for i in counted)
+            record.train_loss = sum(u.loss * num_examples[i] for i, u in counted.items()) / total
+            record.client_seconds = sum(u.seconds for u in counted.values()) / len(counted)
+        record.seconds = time.perf_counter() - self._started
 
     def write_to_model(self) -> None:
         """Put the server's vector and buffers into `model`, which clients may have trained on."""

@@ -27,7 +27,7 @@ from fedopt_flwr import ConfigError, MessageError, RunConfig, RunError, simulate
 from fedopt_flwr.config.client_ids import certificate_covers, parse_ids
 from fedopt_flwr.data import load_test_data
 from fedopt_flwr.engines.stream import Roster
-from fedopt_flwr.engines.stream.protocol import CLAIM_KEY, Claim
+from fedopt_flwr.engines.stream.protocol import CLAIM, CLAIM_KEY, Claim
 from fedopt_flwr.flower import DiskStates
 from fedopt_flwr.flower.messages import ROUND
 from fedopt_flwr.flower.sizes import require_messages_fit
@@ -212,7 +212,7 @@ def test_a_peer_that_is_no_fedopt_client_hears_what_is_missing(tmp_path: Path) -
 
 def test_an_introduction_that_cannot_be_read_gives_the_place_back(tmp_path: Path) -> None:
     name = "/flwr.proto.FlowerService/Join"
-    sent, metadata = threading.Event(), ((CLAIM_KEY, Claim(1).to_bytes()),)
+    sent, metadata = threading.Event(), ((CLAIM_KEY, CLAIM.dump_json(Claim(1))),)
 
     def messages() -> Iterator[bytes]:
         yield b"\xff\xfe\xfd"
@@ -243,7 +243,7 @@ def test_messages_that_nobody_asked_for_stay_outside_the_servers_memory(tmp_path
             sent += 1
             yield message
 
-    metadata = ((CLAIM_KEY, Claim(0).to_bytes()),)
+    metadata = ((CLAIM_KEY, CLAIM.dump_json(Claim(0))),)
     with ServerThread(make_config()) as server:
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             call = FlowerServiceStub(channel).Join(messages(), metadata=metadata)

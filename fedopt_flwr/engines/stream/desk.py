@@ -17,7 +17,7 @@ from ...config.client_ids import certificate_covers
 from ...config.run_config import RunConfig
 from ...errors import RunError
 from ...flower.members import Members
-from .protocol import CLAIM_KEY, LONGEST_PAUSE_SECONDS, RUN_IS_OVER, Claim
+from .protocol import CLAIM, CLAIM_KEY, LONGEST_PAUSE_SECONDS, RUN_IS_OVER, Claim
 from .proxy import Seat, StreamProxy
 from .roster import Roster
 
@@ -55,9 +55,10 @@ class Desk(SimpleClientManager):
         """Give the caller the id that it claims, or raise Refused."""
         claimed = dict(context.invocation_metadata()).get(CLAIM_KEY, b"")
         try:
-            claim = Claim.from_bytes(claimed)
-        except ValueError as error:
-            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+            claim = CLAIM.validate_json(claimed)
+        except ValueError:
+            reason = "this server speaks to `fedopt client`; no client id came"
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, reason) from None
         client_id = claim.client_id
         names = [n.decode() for n in context.auth_context().get("x509_common_name", [])]
         if self._certified and not any(certificate_covers(name, client_id) for name in names):

@@ -95,20 +95,17 @@ def explain(address: str, tls: ClientTls | None, proxy: str | None = None) -> st
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:
-        with _connection(host, int(port), proxy) as connection:
+        if proxy is None:
+            connection = socket.create_connection((host, int(port)), _PROBE_SECONDS)
+        else:
+            way = http.client.HTTPConnection(proxy.removeprefix("http://"), timeout=_PROBE_SECONDS)
+            way.set_tunnel(host, int(port))
+            way.connect()
+            connection = way.sock
+        with connection:
             return _explain_plain(connection) if tls is None else _handshake(connection, host, tls)
     except (OSError, ValueError, http.client.HTTPException):
         return None
-
-
-def _connection(host: str, port: int, proxy: str | None) -> socket.socket:
-    if proxy is None:
-        return socket.create_connection((host, port), _PROBE_SECONDS)
-    way = http.client.HTTPConnection(proxy.removeprefix("http://"), timeout=_PROBE_SECONDS)
-    way.set_tunnel(host, port)
-    way.connect()
-    connection: socket.socket = way.sock
-    return connection
 
 
 def _explain_plain(connection: socket.socket) -> str | None:
