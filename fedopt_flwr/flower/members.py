@@ -26,9 +26,7 @@ _Answer = TypeVar("_Answer")
 class Members:
     """Connections by client id. Each connection is asked once for its id and example count."""
 
-    def __init__(
-        self, federation: FederationSection, while_waiting: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, federation: FederationSection, while_waiting: Callable[[], None]) -> None:
         self._federation = federation
         # what a client must know before it can say how many examples it has
         self._facts = GetPropertiesIns(
