@@ -118,14 +118,13 @@ def _cache() -> str:
 
 def _configuration(config: RunConfig) -> str:
     """Put the whole experiment together and say what a round would send."""
-    from ..flower.sizes import message_bytes, require_messages_fit
+    from ..flower.sizes import require_messages_fit
     from ..run.experiment import Experiment
 
     experiment = Experiment(config)
     rule = experiment.rule
     model = experiment.model
-    require_messages_fit(rule, model, config)
-    down, up = message_bytes(rule, model, config)
+    down, up = require_messages_fit(rule, model, config)
     asked = config.federation.clients_per_round
     return (
         f"{rule.name} on {config.data.name} with {config.model.name} ({model.size:,} parameters) "

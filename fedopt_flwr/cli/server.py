@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,8 +54,6 @@ def server(
         from ..run.resuming import read_run
 
         run_config, checkpoint = read_run(resume, config, settings or [])
-    if not insecure:
-        os.environ["GRPC_VERBOSITY"] = "info"  # HandshakeLog lives on it; before flwr is imported
     tls = _server_tls(certificate, key, client_ca, insecure)
     from ..engines.stream import Roster
     from ..run.serve import serve

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 from pydantic import ValidationError
 
 from ..algorithm import ClientId
@@ -111,8 +110,8 @@ class ClientHost:
         return ModelPool([model], loss)
 
 
-class HostedClient:
-    """One client of a host. Each message is answered by a `FederatedClient` made for it.
+class HostedClient(FederatedClient):
+    """One client of a host, from which each message takes data, model and state.
 
     `states` returns where the states of a run lie; runs never read each other's.
     """
@@ -120,27 +119,20 @@ class HostedClient:
     def __init__(
         self, client_id: ClientId, host: ClientHost, states: Callable[[str], ClientStates]
     ) -> None:
-        self._client_id = client_id
+        self.client_id = client_id
         self._host = host
-        self._states = states
+        self._states_of = states
         self._facts: dict[str, Scalar] = {}
 
     def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
         self._facts = dict(config)
-        data = self._host.data(self._client_id, self._facts)
-        return {"client_id": self._client_id, "num_examples": data.num_examples}
+        self.data = self._host.data(self.client_id, self._facts)
+        return super().get_properties(config)
 
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Scalar]
-    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
-        try:
-            instruction = Instruction.from_config(config)
-            data = self._host.data(self._client_id, self._facts)
-            pool = self._host.pool(instruction)
-            states = self._states(instruction.run)
-        except FedoptError as error:  # a failure of this client; Flower's runtimes would end all
-            return [], 0, {"error": str(error)}
-        return FederatedClient(self._client_id, data, pool, states).follow(instruction, parameters)
+    def prepare(self, instruction: Instruction) -> None:
+        self.data = self._host.data(self.client_id, self._facts)
+        self._models = self._host.pool(instruction)
+        self._states = self._states_of(instruction.run)
 
 
 def states_in(directory: Path) -> Callable[[str], DiskStates]:
