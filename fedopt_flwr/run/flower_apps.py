@@ -22,21 +22,8 @@ from .hosts import ClientHost, HostedClient, states_in
 from .result import Result
 from .run import Listener, Run
 
-# Keys of Flower's run config, which must all be declared in pyproject.toml with these defaults
-DEFAULTS: dict[str, bool | float | int | str] = {
-    "algorithm": "padamfed",
-    "algorithm-options": "",
-    "config-file": "",
-    "num-clients": 20,
-    "clients-per-round": 5,
-    "num-rounds": 50,
-    "seed": 0,
-    "local-steps": 10,
-    "batch-size": 32,
-    "data": "digits",
-    "model": "mlp",
-    "output-directory": "",
-}
+# Keys of Flower's run config, beside `algorithm-options` and `config-file`. pyproject.toml declares
+# all of them, with the defaults of these places
 _PLACES = {
     "algorithm": "algorithm.name",
     "num-clients": "federation.num_clients",
@@ -58,11 +45,12 @@ def read_run_config(run_config: Mapping[str, Any]) -> RunConfig:
     `algorithm-options` is a TOML fragment: `momentum = 0.5, normalize = false`.
     """
     path = str(run_config.get("config-file", "")) or None
+    defaults = RunConfig().to_dict()
     values = {}
     for key, place in _PLACES.items():
-        value = run_config.get(key, DEFAULTS[key])
-        if value != "" and (path is None or value != DEFAULTS[key]):
-            values[place] = value
+        section, _, name = place.partition(".")
+        if run_config.get(key, "") not in ("", defaults[section].get(name)):
+            values[place] = run_config[key]
     options = _read_options(str(run_config.get("algorithm-options", "")))
     values |= {f"algorithm.{name}": value for name, value in options.items()}
     return RunConfig.from_file(path, values=values)
