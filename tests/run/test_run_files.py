@@ -181,7 +181,7 @@ def test_a_full_disk_ends_the_run_with_the_file_and_the_round(tmp_path: Path) ->
     (tmp_path / "run" / "rounds.jsonl").unlink()
     (tmp_path / "run" / "rounds.jsonl").symlink_to("/dev/full")
     directory._rounds = open("/dev/full", "w")  # noqa: SIM115
-    with pytest.raises(RunError, match=r"rounds.jsonl: round 4 cannot be written: .*No space left"):
+    with pytest.raises(RunError, match=r"record of round 4 cannot be written: .*No space left"):
         directory.add(RoundRecord(4))
     directory.close()  # raises nothing more
 
