@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,7 +31,8 @@ from .leash import LEASHED
 _HOST = "127.0.0.1"
 _GRACE_SECONDS = 10.0
 _TAIL_LINES = 5
-_ERROR = "] error: "  # in a log, before what a client's command says is wrong
+_KEPT_LINES = 500  # among which an ended process says why
+_ERROR = "error: "  # before what a client's command says is wrong
 
 
 def launch(
@@ -79,7 +81,7 @@ class ClientProcesses:
         self._made = [p for p in (self._logs, *self._logs.parents) if not p.exists()]
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._readers: list[threading.Thread] = []
-        self._earlier: dict[str, int] = {}  # characters of a log before this launch
+        self._said: dict[str, deque[str]] = {}  # the last lines of each process
 
     def __enter__(self) -> Self:
         return self
@@ -108,8 +110,9 @@ class ClientProcesses:
             )
             self._processes[ids] = process
             log = self._logs / f"clients-{ids}.log"
-            self._earlier[ids] = len(_read(log))
-            reader = threading.Thread(target=_copy, args=(process.stdout, log, ids), daemon=True)
+            self._said[ids] = deque(maxlen=_KEPT_LINES)
+            arguments = (process.stdout, log, ids, self._said[ids])
+            reader = threading.Thread(target=_copy, args=arguments, daemon=True)
             reader.start()
             self._readers.append(reader)
 
@@ -149,8 +152,8 @@ class ClientProcesses:
         for reader in self._readers:
             reader.join(1)
         log = self._logs / f"clients-{ids}.log"
-        lines = _read(log)[self._earlier.get(ids, 0) :].splitlines()
-        errors = [line.partition(_ERROR)[2] for line in lines if _ERROR in line]
+        lines = list(self._said[ids])
+        errors = [line.removeprefix(_ERROR) for line in lines if line.startswith(_ERROR)]
         if process.returncode == ConfigError.exit_code and errors:
             return ConfigError([f"clients {ids}: {error}" for error in errors])
         text = f"the process of clients {ids} ended with code {process.returncode}; its log {log}"
@@ -215,11 +218,8 @@ def _require_states(checkpoint: Checkpoint, directory: Path) -> None:
         ) from error
 
 
-def _read(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-
-
-def _copy(stream: IO[str], log: Path, ids: str) -> None:
+def _copy(stream: IO[str], log: Path, ids: str, said: deque[str]) -> None:
     with log.open("a", encoding="utf-8", buffering=1) as file:
         for line in stream:
+            said.append(line.rstrip("\n"))
             file.write(f"{time.strftime('%H:%M:%S')} [clients {ids}] {line}")

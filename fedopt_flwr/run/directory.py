@@ -65,10 +65,6 @@ class RunDirectory:
             ) from error
 
     def _require_unused(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(
-                f"output.directory: {str(self.path)!r} is a file; name a new or empty folder"
-            )
         if (self.path / ROUNDS).exists():
             more = f", or continue it: --resume {self.path}" if has_checkpoint(self.path) else ""
             raise ConfigError(

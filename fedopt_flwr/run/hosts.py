@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class ClientHost:
         self._lock = threading.Lock()
         self._data: dict[ClientId, ClientData] = {}
         self._facts: dict[str, Scalar] = {}
-        self._pool: tuple[tuple[Any, ...], ModelPool] | None = None
+        self._pool: tuple[str, ModelPool] | None = None
 
     def data(self, client_id: ClientId, facts: dict[str, Scalar]) -> ClientData:
         """Return a client's data; all clients' data is loaded at once when one first asks."""
@@ -65,18 +65,10 @@ class ClientHost:
             return self._data[client_id]
 
     def pool(self, instruction: Instruction) -> ModelPool:
-        """Return the model that an instruction asks for; the same one until another is wanted."""
-        key = (
-            instruction.model,
-            instruction.model_options,
-            instruction.input_shape,
-            instruction.num_classes,
-            instruction.loss,
-            instruction.seed,
-        )
+        """Return the model that an instruction asks for; the same one for all of a run."""
         with self._lock:
-            if self._pool is None or self._pool[0] != key:
-                self._pool = (key, self._make_pool(instruction))
+            if self._pool is None or self._pool[0] != instruction.run:
+                self._pool = (instruction.run, self._make_pool(instruction))
             return self._pool[1]
 
     def _make_pool(self, instruction: Instruction) -> ModelPool:
