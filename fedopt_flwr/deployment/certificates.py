@@ -7,6 +7,7 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from cryptography import x509
@@ -168,8 +169,7 @@ def _write_pair(stem: Path, certificate: x509.Certificate, key: ec.EllipticCurve
 def _write(path: Path, contents: bytes, mode: int) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(handle, "wb") as file:
+        with open(path, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(contents)
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be written: {error}") from error

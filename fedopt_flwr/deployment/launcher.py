@@ -52,8 +52,7 @@ def launch(
     if checkpoint is not None and checkpoint.clients_keep_state:
         _require_states(checkpoint, folder / "state")
     code = None if checkpoint is None else config.import_folders[0]
-    clients = ClientProcesses(config, client_arguments, num_processes, folder, code)
-    with clients:
+    with ClientProcesses(config, client_arguments, num_processes, folder, code) as clients:
         return serve(
             config,
             f"{_HOST}:0",
@@ -171,7 +170,6 @@ class ClientProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for process in self._processes.values():
             if process.stdin is not None:
                 process.stdin.close()
         for reader in self._readers:

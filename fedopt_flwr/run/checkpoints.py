@@ -22,10 +22,6 @@ from ..rounds.record import Snapshot
 
 LAYOUT = 2  # of the file; 1 was a folder of three files
 _NAME = re.compile(r"checkpoint-(\d{6,})\.safetensors")
-# keys of the metadata
-_TEXT = "fedopt"
-_DIGEST = "digest"
-_LAYOUT = "layout"
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ def write_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
     for client_id, state in checkpoint.client_states.items():
         arrays |= {f"clients/{json.dumps([client_id, n])}": array for n, array in state.items()}
     arrays = _contiguous(arrays)
-    metadata = {_LAYOUT: str(LAYOUT), _TEXT: text, _DIGEST: _digest(text, arrays)}
+    metadata = {"layout": str(LAYOUT), "fedopt": text, "digest": _digest(text, arrays)}
     target = run / f"checkpoint-{checkpoint.server.round:06d}.safetensors"
     with replacing(target, durable=True) as unfinished:
         save_file(arrays, unfinished, metadata)
@@ -89,11 +85,11 @@ def read_checkpoint(run: Path) -> Checkpoint:
     try:
         with safe_open(place, "pt") as file:
             metadata = file.metadata() or {}
-            if metadata.get(_LAYOUT) != str(LAYOUT):
-                raise _other_layout(place, metadata.get(_LAYOUT))
+            if metadata.get("layout") != str(LAYOUT):
+                raise _other_layout(place, metadata.get("layout"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        text = metadata[_TEXT]
-        if metadata[_DIGEST] != _digest(text, arrays):
+        text = metadata["fedopt"]
+        if metadata["digest"] != _digest(text, arrays):
             raise ValueError("it is not as it was written")
         return _checkpoint(json.loads(text), arrays)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

@@ -71,9 +71,8 @@ class RunDirectory:
                 f"output.directory: {str(self.path)!r} already holds a run; name another folder or "
                 f"remove this one{more}"
             )
-        present = [name for name in (CONFIG, SUMMARY, MODEL, CURVES) if (self.path / name).exists()]
-        if has_checkpoint(self.path):
-            present.append("checkpoint")
+        names = (CONFIG, SUMMARY, MODEL, CURVES, "checkpoint-*.safetensors")
+        present = [path.name for name in names for path in self.path.glob(name)]
         if present:
             raise ConfigError(
                 f"output.directory: {str(self.path)!r} holds a {present[0]!r}, which a run would "

@@ -80,7 +80,7 @@ def serve_on_grid(
     `while_waiting` is called while clients are missing and may raise to give up.
     """
     experiment = Experiment(config, data=load_test_data(config))
-    run = Run(experiment, listener, None, in_memory=False, while_waiting=while_waiting)
+    run = Run(experiment, listener, None, while_waiting=while_waiting)
     with run.recording():
         run_on_grid(
             run.strategy,
@@ -129,8 +129,8 @@ def simulate_on_ray(
     """Run a federation on Flower's simulation with Ray, one virtual node a client."""
     results: list[Result] = []
     crashed = threading.Event()
-    values = config.to_dict()
-    folder = config.import_folders[0]
+    # pickled for processes that may run in another folder
+    own = RunConfig(**config.to_dict()).looking_in(config.import_folders[0])
 
     def require_simulation() -> None:
         if crashed.is_set():
@@ -141,15 +141,10 @@ def simulate_on_ray(
 
     run_on_ray(
         main,
-        _client_maker(values, folder),
+        partial(client_of_node, own),
         on_crash=crashed.set,
         num_clients=config.federation.num_clients,
         cpus_per_client=cpus_per_client,
         gpus_per_client=gpus_per_client,
     )
     return results[0]
-
-
-def _client_maker(values: dict[str, Any], folder: Path) -> Callable[[Any], HostedClient]:
-    """A function of its own, so that what Ray pickles refers to these values and not to the run."""
-    return lambda context: client_of_node(RunConfig(**values).looking_in(folder), context)

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -74,13 +75,13 @@ class ClientHost:
     def _make_pool(self, instruction: Instruction) -> ModelPool:
         own = self._config.model
         folders = self._config.import_folders
-        for field, asked, here in (
+        for key, asked, here in (
             ("name", instruction.model, own.name),
             ("loss", instruction.loss, own.loss),
         ):
             if is_import_path(asked) and asked != here:
                 raise MessageError(
-                    f"model.{field}: the server asks for {asked!r}; this client is configured with "
+                    f"model.{key}: the server asks for {asked!r}; this client is configured with "
                     f"{here!r}, and no other code is imported; make the two equal"
                 )
         module = make_model(
@@ -98,36 +99,34 @@ class ClientHost:
         return ModelPool([model], loss)
 
 
+@dataclass
 class HostedClient:
     """One client of a host. Each message is answered by a `FederatedClient` made for it.
 
     `states` returns where the states of a run lie; runs never read each other's.
     """
 
-    def __init__(
-        self, client_id: ClientId, host: ClientHost, states: Callable[[str], ClientStates]
-    ) -> None:
-        self._client_id = client_id
-        self._host = host
-        self._states = states
-        self._facts: dict[str, Scalar] = {}
+    client_id: ClientId
+    host: ClientHost
+    states: Callable[[str], ClientStates]
+    _facts: dict[str, Scalar] = field(default_factory=dict, init=False)
 
     def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
         self._facts = dict(config)
-        data = self._host.data(self._client_id, self._facts)
-        return {"client_id": self._client_id, "num_examples": data.num_examples}
+        data = self.host.data(self.client_id, self._facts)
+        return {"client_id": self.client_id, "num_examples": data.num_examples}
 
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]
     ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
         try:
             instruction = Instruction.from_config(config)
-            data = self._host.data(self._client_id, self._facts)
-            pool = self._host.pool(instruction)
-            states = self._states(instruction.run)
+            data = self.host.data(self.client_id, self._facts)
+            pool = self.host.pool(instruction)
+            states = self.states(instruction.run)
         except FedoptError as error:  # a failure of this client; Flower's runtimes would end all
             return [], 0, {"error": str(error)}
-        return FederatedClient(self._client_id, data, pool, states).follow(instruction, parameters)
+        return FederatedClient(self.client_id, data, pool, states).follow(instruction, parameters)
 
 
 def states_in(directory: Path) -> Callable[[str], DiskStates]:

@@ -25,7 +25,6 @@ from .result import Result
 from .resuming import require_same, require_same_clients
 from .summary import summarize
 
-_FLOAT_BYTES = 4
 _NAMED = 5  # failing clients that are named
 
 
@@ -60,7 +59,6 @@ class Run:
         listener: Listener,
         checkpoint: Checkpoint | None,
         *,
-        in_memory: bool,
         while_waiting: Callable[[], None] = lambda: None,
         client_state: Callable[[ClientId, int], Mapping[str, Tensor]] | None = None,
     ) -> None:
@@ -68,7 +66,7 @@ class Run:
         self._experiment = experiment
         self._listener = listener
         self._client_state = client_state
-        self._listener_failed = False
+        self._is_telling = False  # what is raised meanwhile is the listener's and no rule's
         self._directory: RunDirectory | None = None
         self._records: list[RoundRecord] = []
         self._initial_loss: float | None = None  # on the test data; round 0 holds it where it is
@@ -89,15 +87,16 @@ class Run:
             on_start=self._start,
             on_round=self._take,
             while_waiting=while_waiting,
-            in_memory=in_memory,
+            in_memory=client_state is not None,
             resume=checkpoint.server if checkpoint else None,
         )
 
     def _start(self, rule: Algorithm, plan: Plan) -> None:
         if self._checkpoint is not None:
             require_same_clients(plan, self._checkpoint)
-        with self._listening():
-            self._listener.on_start(rule, plan, self._experiment)
+        self._is_telling = True
+        self._listener.on_start(rule, plan, self._experiment)
+        self._is_telling = False
         is_new = self._checkpoint is None and not rule.start_names
         if self._experiment.data.test is not None and is_new:
             self._initial_loss = self._experiment.evaluate(self.strategy.model).loss
@@ -140,15 +139,9 @@ class Run:
                 self._directory.write_checkpoint(self._new_checkpoint())
                 if self._client_state is None:
                     self.strategy.confirm_checkpoint()
-        with self._listening():
-            self._listener.on_round(record)
-
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        """What is raised meanwhile is the listener's and no rule's."""
-        self._listener_failed = True
-        yield
-        self._listener_failed = False
+        self._is_telling = True
+        self._listener.on_round(record)
+        self._is_telling = False
 
     @contextlib.contextmanager
     def _naming_own_rule(self) -> Iterator[None]:
@@ -159,7 +152,7 @@ class Run:
         except FedoptError:
             raise
         except Exception as error:
-            if not is_import_path(name) or self._listener_failed:
+            if not is_import_path(name) or self._is_telling:
                 raise
             raise RunError(f"algorithm.name: {name!r} failed: {described(error)}") from error
 
@@ -194,7 +187,7 @@ class Run:
             "model_parameters": model.size,
             **summarize(
                 self._records,
-                model.size * _FLOAT_BYTES,
+                model.vector.nbytes,
                 self._initial_loss,
                 self._experiment.config.output.link_mbps,
             ),

@@ -41,7 +41,7 @@ def serve(
         )
     experiment = Experiment(config, data=load_test_data(config))
     require_messages_fit(experiment.rule, experiment.model, config)
-    run = Run(experiment, listener, checkpoint, in_memory=False, while_waiting=while_waiting)
+    run = Run(experiment, listener, checkpoint, while_waiting=while_waiting)
     with contextlib.ExitStack() as stack:
 
         def listening(port: int) -> None:  # nothing is written if the address cannot be used
