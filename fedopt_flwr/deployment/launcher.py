@@ -116,9 +116,16 @@ class ClientProcesses:
             self._readers.append(reader)
 
     def _command(self, ids: str, port: int) -> list[str]:
-        address = f"{_HOST}:{port}"
         state = str(self.folder.absolute() / "state")
-        own = ["--server", address, "--client-ids", ids, "--state-dir", state, "--insecure"]
+        own = [
+            "--server",
+            f"{_HOST}:{port}",
+            "--client-ids",
+            ids,
+            "--state-dir",
+            state,
+            "--insecure",
+        ]
         own.append("--debug")  # into the log, whole tracebacks; the console shows none of it
         return [sys.executable, "-m", "fedopt_flwr", "client", *self.arguments, *own]
 
