@@ -103,14 +103,9 @@ def _is_own(file: str) -> bool:
     return not installed and not path.startswith(_NOT_OWN)
 
 
-def file_of(path: str) -> str | None:
-    """Return the file that `module:attribute` was imported from, None if it has no file."""
-    return getattr(sys.modules.get(path.partition(":")[0]), "__file__", None)
-
-
 def file_digest(path: str) -> str:
     """Return a digest of the file that `module:attribute` was imported from, "" without one."""
-    file = file_of(path)
+    file = getattr(sys.modules.get(path.partition(":")[0]), "__file__", None)
     with contextlib.suppress(OSError):
         return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
     return ""

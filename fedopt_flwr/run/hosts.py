@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pydantic import ValidationError
 
@@ -50,7 +50,7 @@ class ClientHost:
         self._lock = threading.Lock()
         self._data: dict[ClientId, ClientData] = {}
         self._facts: Facts | None = None  # of the federation that the data was divided for
-        self._pool: tuple[tuple[Any, ...], ModelPool] | None = None
+        self._pool: tuple[str, ModelPool] | None = None
 
     def data(self, client_id: ClientId, facts: dict[str, Scalar]) -> ClientData:
         """Return a client's data; all clients' data is loaded at once when one first asks."""
@@ -69,30 +69,22 @@ class ClientHost:
             return self._data[client_id]
 
     def pool(self, instruction: Instruction) -> ModelPool:
-        """Return the model that an instruction asks for; the same one until another is wanted."""
-        key = (
-            instruction.model,
-            instruction.model_options,
-            instruction.input_shape,
-            instruction.num_classes,
-            instruction.loss,
-            instruction.seed,
-        )
+        """Return the model that an instruction asks for; the same one for all of a run."""
         with self._lock:
-            if self._pool is None or self._pool[0] != key:
-                self._pool = (key, self._make_pool(instruction))
+            if self._pool is None or self._pool[0] != instruction.run:
+                self._pool = (instruction.run, self._make_pool(instruction))
             return self._pool[1]
 
     def _make_pool(self, instruction: Instruction) -> ModelPool:
         own = self._config.model
         folders = self._config.import_folders
-        for field, asked, here in (
+        for key, asked, here in (
             ("name", instruction.model, own.name),
             ("loss", instruction.loss, own.loss),
         ):
             if is_import_path(asked) and asked != here:
                 raise MessageError(
-                    f"model.{field}: the server asks for {asked!r}; this client is configured with "
+                    f"model.{key}: the server asks for {asked!r}; this client is configured with "
                     f"{here!r}, and no other code is imported; make the two equal"
                 )
         module = make_model(

@@ -99,7 +99,9 @@ def test_a_folder_that_cannot_be_looked_at_ends_the_run_with_the_remedy(
         patch.setattr("fedopt_flwr.run.directory.os.path.samestat", stale)
         with pytest.raises(RunError, match=r"round 1 cannot be written: .*put the folder back"):
             directory.add(RoundRecord(1))
-    RunDirectory(tmp_path / "run").lock()
+        directory.close()
+    with pytest.raises(ConfigError, match="holds no checkpoint"):  # and none is at it
+        RunDirectory(tmp_path / "run").read_checkpoint()
 
 
 def test_a_file_system_that_cannot_sync_folders_keeps_client_states(
