@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..config.client_ids import parse_ids
 from ..errors import ConfigError
-from .addresses import require_address
-from .console import Debug
+from .console import Debug, mute
 from .options import (
     Certificate,
     ConfigFile,
@@ -17,11 +17,10 @@ from .options import (
     Key,
     Settings,
     read_config,
-    require_no_files,
-    require_state_directory,
+    require_address,
+    require_writable,
     warn_insecure,
 )
-from .show import mute
 
 if TYPE_CHECKING:
     from ..engines.stream import ClientTls
@@ -51,7 +50,7 @@ def client(
     run_config = read_config(config, None, settings)
     ids = _ids(client_id, client_ids)
     tls = _client_tls(ca, certificate, key, insecure)
-    require_state_directory(state_dir)
+    require_writable("--state-dir", state_dir, "name a folder on a disk that stays")
     from ..deployment.leash import follow_parent
     from ..engines.stream import ServerAddress
     from ..run.hosts import serve_clients
@@ -70,8 +69,7 @@ def _client_tls(
     ca: Path | None, certificate: Path | None, key: Path | None, insecure: bool
 ) -> ClientTls | None:
     if insecure:
-        require_no_files(ca, certificate, key)
-        warn_insecure("anyone on the way can read and change the model")
+        warn_insecure("anyone on the way can read and change the model", ca, certificate, key)
         return None
     if ca is None:
         raise ConfigError(
@@ -89,8 +87,6 @@ def _ids(client_id: str | None, client_ids: str | None) -> list[int | str]:
     text = client_id if client_id is not None else client_ids
     if text is None or (client_id is not None and client_ids is not None):
         raise ConfigError("--client-id or --client-ids: give one of the two")
-    from ..config.client_ids import parse_ids
-
     option = "--client-id" if client_id is not None else "--client-ids"
     try:
         ids = parse_ids(text)
