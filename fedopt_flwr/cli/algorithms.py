@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -41,7 +40,10 @@ def algorithms(
     elif markdown:
         print(markdown_pages(described))
     elif name:
-        _print_rule(described[0])
+        from rich.markdown import Markdown
+
+        width = None if sys.stdout.isatty() else 100
+        Console(width=width, highlight=False).print(Markdown(_markdown(described[0])))
     else:
         table = Table(
             "name", "what it does", "vectors down/up", "start pass", box=None, pad_edge=False
@@ -76,46 +78,27 @@ def describe(rule: type[Algorithm]) -> dict[str, Any]:
     }
 
 
-def _print_rule(rule: dict[str, Any]) -> None:
-    """Print all there is to know about one rule."""
-    console = Console(highlight=False)
-    console.print(rule["title"], style="bold", soft_wrap=True)
-    text = f"\n{rule['equations']}\n\n{rule['source']}\n"
-    console.print(text, markup=False, soft_wrap=True)
-    table = Table("field", "symbol", "default", "meaning", box=None, pad_edge=False)
-    for row in _field_rows(rule):
-        table.add_row(*row)
-    console.print(table)
-    console.print("\n" + "\n".join(_travel(rule)), markup=False)
+def markdown_pages(rules: list[dict[str, Any]]) -> str:
+    """Return docs/algorithms.md: for every rule formula, source, fields and what travels."""
+    head = ["# The rules", "Written by `fedopt algorithms --markdown`; do not edit by hand."]
+    return "\n\n".join([*head, *map(_markdown, rules)])
 
 
-def _field_rows(rule: dict[str, Any], code: str = "") -> Iterator[tuple[str, str, str, str]]:
-    """Name, symbol, default and meaning of each field; `code` is what stands around code."""
+def _markdown(rule: dict[str, Any]) -> str:
+    fields = ["| field | symbol | default | meaning |", "|---|---|---|---|"]
     for name, field in rule["fields"].items():
-        default = "–" if field["default"] is None else f"{code}{field['default']}{code}"
-        yield f"{code}{name}{code}", field["symbol"] or "", default, field["description"]
-
-
-def _travel(rule: dict[str, Any]) -> list[str]:
-    lines = {
+        default = "–" if field["default"] is None else f"`{field['default']}`"
+        meaning = field["description"]
+        fields.append(f"| `{name}` | {field['symbol'] or ''} | {default} | {meaning} |")
+    formula = "\n".join(f"    {line}".rstrip() for line in rule["equations"].splitlines())
+    travel = {
         "down": rule["down"],
         "up": rule["up"],
         "round 0, all clients, up": rule["start_pass"],
         "the server keeps": rule["server_state"],
         "a client keeps": rule["client_state"] or ["nothing"],
     }
-    return [f"{what}: {', '.join(names)}" for what, names in lines.items() if names]
-
-
-def markdown_pages(rules: list[dict[str, Any]]) -> str:
-    """Return docs/algorithms.md: for every rule formula, source, fields and what travels."""
-    parts = ["# The rules", "Written by `fedopt algorithms --markdown`; do not edit by hand."]
-    for rule in rules:
-        fields = ["| field | symbol | default | meaning |", "|---|---|---|---|"]
-        fields += [f"| {' | '.join(row)} |" for row in _field_rows(rule, "`")]
-        formula = "\n".join(f"    {line}".rstrip() for line in rule["equations"].splitlines())
-        travel = "\n".join(f"- {line}" for line in _travel(rule))
-        title = rule["title"].rstrip(".")
-        parts += [f"## {rule['name']}", f"{title}.", formula, rule["source"]]
-        parts += ["\n".join(fields), travel]
+    parts = [f"## {rule['name']}", f"{rule['title'].rstrip('.')}.", formula, rule["source"]]
+    lines = [f"- {what}: {', '.join(names)}" for what, names in travel.items() if names]
+    parts += ["\n".join(fields), "\n".join(lines)]
     return "\n\n".join(parts)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..config.client_ids import parse_ids
+from ..config.run_config import RunConfig
 from ..errors import ConfigError
 from .console import Debug, mute
 from .options import (
@@ -16,7 +17,6 @@ from .options import (
     Insecure,
     Key,
     Settings,
-    read_config,
     require_address,
     require_writable,
     warn_insecure,
@@ -47,7 +47,7 @@ def client(
 ) -> None:
     """Train on this machine's data for a server; CONFIG says which data, device and own code."""
     require_address("--server", server, lowest_port=1)
-    run_config = read_config(config, None, settings)
+    run_config = RunConfig.from_file(config, settings or [])
     ids = _ids(client_id, client_ids)
     tls = _client_tls(ca, certificate, key, insecure)
     require_writable("--state-dir", state_dir, "name a folder on a disk that stays")
@@ -84,12 +84,11 @@ def _client_tls(
 
 
 def _ids(client_id: str | None, client_ids: str | None) -> list[int | str]:
-    text = client_id if client_id is not None else client_ids
-    if text is None or (client_id is not None and client_ids is not None):
+    if (client_id is None) == (client_ids is None):
         raise ConfigError("--client-id or --client-ids: give one of the two")
     option = "--client-id" if client_id is not None else "--client-ids"
     try:
-        ids = parse_ids(text)
+        ids = parse_ids(client_id or client_ids or "")
     except ValueError as error:
         raise ConfigError(f"{option}: {error}") from None
     if client_id is not None and len(ids) > 1:

@@ -26,8 +26,6 @@ from ..run.summary import Measure, holds_from, rounds_to_target
 from .options import new_folder
 from .show import RunDisplay
 
-COMPARISON = "comparison.json"
-
 
 class Target(NamedTuple):
     """What a run should reach; in rows "0.9" is an accuracy and "loss 0.5" a test loss."""
@@ -67,7 +65,7 @@ def run_comparison(
     base = next(iter(configs.values()))
     directory = base.output.directory or new_folder("compare")
     _require_empty(directory)
-    results = _run_all(configs, seeds or [base.federation.seed], bool(seeds), directory, workers)
+    results = _run_all(configs, seeds, directory, workers)
     rows = [_result_row(name, runs, targets) for name, runs in results.items()]
     numbers = ", ".join(map(str, seeds or [base.federation.seed]))
     _print_results(rows, targets)
@@ -81,19 +79,16 @@ def run_comparison(
 
 
 def _run_all(
-    configs: dict[str, RunConfig],
-    seeds: list[int],
-    shows_seed: bool,
-    directory: Path,
-    workers: int,
+    configs: dict[str, RunConfig], seeds: list[int], directory: Path, workers: int
 ) -> dict[str, list[Result]]:
     results: dict[str, list[Result]] = {name: [] for name in configs}
-    for seed in seeds:
+    first = next(iter(configs.values()))
+    for seed in seeds or [first.federation.seed]:
         values = {"federation.seed": seed}
-        data = load_federated_data(next(iter(configs.values())).with_values(values))
+        data = load_federated_data(first.with_values(values))
         for name, config in configs.items():
             folder = name.replace(":", "-").replace("=", "-")
-            place = directory / (f"{folder}-seed{seed}" if shows_seed else folder)
+            place = directory / (f"{folder}-seed{seed}" if seeds else folder)
             own = config.with_values({**values, "output.directory": str(place)})
             with RunDisplay(place, shows_setting=not any(results.values())) as display:
                 experiment = Experiment(own, data=data)
@@ -107,7 +102,7 @@ def _write_results(
     curves = {name: [run.rounds for run in runs] for name, runs in results.items()}
     try:
         text = json.dumps(as_json(rows), indent=2) + "\n"
-        (directory / COMPARISON).write_text(text, encoding="utf-8")
+        (directory / "comparison.json").write_text(text, encoding="utf-8")
         draw_curves(curves, directory / CURVES, title)
     except OSError as error:
         raise RunError(

@@ -24,7 +24,17 @@ from ..errors import FedoptWarning
 LOG = logging.getLogger("fedopt_flwr")
 RUN_LOG = "run.log"
 _PLAIN = str.maketrans(
-    {"−": "-", "–": "-", "⁄": "/", "·": "*", "←": "<-", "√": "sqrt ", "∇": "grad ", "‖": "||"}
+    {
+        "−": "-",
+        "–": "-",
+        "⁄": "/",
+        "·": "*",
+        "•": "*",
+        "←": "<-",
+        "√": "sqrt ",
+        "∇": "grad ",
+        "‖": "||",
+    }
 )
 _SPELLED = "fedopt-spelled"
 

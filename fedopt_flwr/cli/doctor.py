@@ -15,7 +15,7 @@ from rich.markup import escape
 from ..config.run_config import RunConfig
 from ..errors import FedoptError
 from .console import LOG, Debug
-from .options import ConfigFile, Settings, read_config, require_writable, usable_cores
+from .options import ConfigFile, Settings, require_writable, usable_cores
 
 _PACKAGES = ("fedopt-flwr", "flwr", "torch", "torchvision", "flwr-datasets", "grpcio")
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
@@ -31,7 +31,7 @@ _DATA_FILES = {
 
 def doctor(config: ConfigFile = None, settings: Settings = None, debug: Debug = False) -> None:
     """Say what this machine has, which data is available, and whether a configuration would run."""
-    run_config = read_config(config, None, settings)
+    run_config = RunConfig.from_file(config, settings or [])
     checks: dict[str, Callable[[], str]] = {
         "packages": _packages,
         "processors": lambda: f"{usable_cores()} usable of {os.cpu_count()}, {platform.machine()}",
@@ -75,10 +75,8 @@ def describe_proxy(proxy: str | None) -> str:
 def _cuda() -> str:
     import torch
 
-    count = torch.cuda.device_count()
-    if count == 0:
-        return "no device; training runs on the CPU"
-    return ", ".join(torch.cuda.get_device_name(i) for i in range(count))
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return ", ".join(names) or "no device; training runs on the CPU"
 
 
 def _data(path: Path | None) -> str:

@@ -14,10 +14,9 @@ from .options import (
     ConfigFile,
     Resume,
     Settings,
-    read_config,
+    config_of_run,
     require_alone,
     usable_cores,
-    with_directory,
 )
 
 
@@ -37,7 +36,7 @@ def launch(
     changed += [] if clients is None else [f"federation.num_clients={clients}"]
     changed += [as_setting("algorithm.name", algorithm)] if algorithm else []
     if resume is None:
-        run_config = with_directory(read_config(config, None, changed))
+        run_config = config_of_run(config, None, changed)
         checkpoint = None
     else:
         require_alone(config, changed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -40,15 +41,12 @@ AlgorithmName = Annotated[
 ]
 
 
-def read_config(
-    config: Path | None, algorithm: str | None, settings: list[str] | None
+def config_of_run(
+    path: Path | None, algorithm: str | None, settings: list[str] | None
 ) -> RunConfig:
-    own = {"algorithm.name": algorithm} if algorithm else {}
-    return RunConfig.from_file(config, settings or [], own)
-
-
-def with_directory(config: RunConfig) -> RunConfig:
-    """Give a run without a directory a new one under runs/."""
+    """Read a run's configuration; without a directory it gets a new one under runs/."""
+    named = {"algorithm.name": algorithm} if algorithm else {}
+    config = RunConfig.from_file(path, settings or [], named)
     if config.output.directory is not None:
         return config
     name = f"{config.algorithm.name}-{config.data.name}".replace(":", "-")
@@ -57,8 +55,6 @@ def with_directory(config: RunConfig) -> RunConfig:
 
 def new_folder(name: str) -> Path:
     """Return a folder in runs/ named by the microsecond, so that no two runs share one."""
-    from datetime import datetime
-
     return Path(f"runs/{datetime.now():%Y%m%d-%H%M%S-%f}-{name}")
 
 

@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..config.run_config import RunConfig
 from ..errors import ConfigError
 from .console import Debug
-from .options import ConfigFile, Settings, read_config
+from .options import ConfigFile, Settings
 
 
 def partition(
@@ -22,7 +23,7 @@ def partition(
     debug: Debug = False,
 ) -> None:
     """Print and draw how many examples of each class each client holds."""
-    run_config = read_config(config, None, settings)
+    run_config = RunConfig.from_file(config, settings or [])
     from ..data import load_federated_data
     from ..run.plots import draw_partition
 

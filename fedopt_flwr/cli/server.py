@@ -19,10 +19,9 @@ from .options import (
     Key,
     Resume,
     Settings,
-    read_config,
+    config_of_run,
     require_address,
     warn_insecure,
-    with_directory,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def server(
     if resume is not None and algorithm:
         raise ConfigError("--resume: takes the rule from its directory; leave out --algorithm")
     if resume is None:
-        run_config = with_directory(read_config(config, algorithm, settings))
+        run_config = config_of_run(config, algorithm, settings)
         checkpoint = None
     else:
         from ..run.resuming import read_run

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Self
 
 from pydantic import BaseModel
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from ..algorithm import Algorithm, Plan
 from ..algorithms.padamfed import PAdaMFed
@@ -23,13 +23,7 @@ from ..rounds.record import RoundRecord
 from ..run.checkpoints import has_checkpoint
 from ..run.experiment import Experiment
 from ..run.result import Result
-from .console import (
-    RunLog,
-    errors_console,
-    logging_to,
-    spell_what_cannot_be_shown,
-    warnings_as_lines,
-)
+from .console import errors_console, logging_to, spell_what_cannot_be_shown, warnings_as_lines
 
 _LINES = 10  # plain lines a run, about
 
@@ -45,7 +39,7 @@ class RunDisplay:
         self._last_round: int | None = None
         self._directory = directory
         self._meanwhile = contextlib.ExitStack()
-        self._log: RunLog | None = None  # of a run that began in a directory
+        self._log: logging.Handler | None = None  # of a run that began in a directory
 
     def __enter__(self) -> Self:
         spell_what_cannot_be_shown()
@@ -84,18 +78,12 @@ class RunDisplay:
             self._log = self._meanwhile.enter_context(logging_to(self._directory))
         if self._shows_setting:
             self._print_setting(plan, experiment)
-        self._print_rule(rule, plan, experiment.rule)
+        mark = " (experimental)" if rule.experimental else ""
+        self._print(f"{rule.name}{mark}: {hyperparameter_text(rule, plan, experiment.rule)}")
         if not self._console.is_terminal:
             return
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-            console=self._console,
-        )
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[state]}")
+        self._progress = Progress(*columns, "ETA", TimeRemainingColumn(), console=self._console)
         self._show_progress(self._progress)
         self._progress.add_task(rule.name, total=plan.num_rounds, state="")
 
@@ -106,18 +94,15 @@ class RunDisplay:
         config = experiment.config
         model = experiment.model
         training = config.training
-        work = (
-            f"{training.local_steps} local steps"
-            if training.local_steps
-            else f"{training.local_epochs} local epochs"
-        )
+        work = training.local_steps or training.local_epochs
+        unit = "steps" if training.local_steps else "epochs"
         batch = f"batches of {training.batch_size}" if training.batch_size else "full batches"
         self._print(
             f"{config.data.name}, {config.model.name} with {model.size:,} parameters, "
             f"{plan.num_clients} clients with {min(plan.num_examples.values())} to "
             f"{max(plan.num_examples.values())} examples, {plan.clients_per_round} a round, "
-            f"{plan.num_rounds} rounds, {work}, {batch}, seed {config.federation.seed}, "
-            f"{experiment.device}"
+            f"{plan.num_rounds} rounds, {work} local {unit}, {batch}, "
+            f"seed {config.federation.seed}, {experiment.device}"
         )
         options = [*_chosen(config.federation, "sampler", "warmup_rounds", "weighting")]
         options += _chosen(config.schedule, *type(config.schedule).model_fields)
@@ -126,10 +111,6 @@ class RunDisplay:
             self._print(", ".join(options))
         if config.federation.buffers == "local" and model.has_buffers:
             self._print("buffers stay local: evaluation uses the batch's statistics")
-
-    def _print_rule(self, rule: Algorithm, plan: Plan, given: Algorithm) -> None:
-        mark = " (experimental)" if rule.experimental else ""
-        self._print(f"{rule.name}{mark}: {hyperparameter_text(rule, plan, given)}")
 
     def on_round(self, record: RoundRecord) -> None:
         """Move the bar, or print a line now and then; errors of clients always."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Group
 from rich.live import Live
@@ -54,20 +54,12 @@ class FederationDisplay(RunDisplay):
         clients = self.roster.clients()
         table = Table("client", "state", "round", "examples", "seconds", "", box=None)
         for client_id, client in list(clients.items())[:_ROWS]:
-            table.add_row(
-                str(client_id),
-                client.state,
-                _text(client.round),
-                _text(client.num_examples),
-                "" if client.seconds is None else f"{client.seconds:.2f}",
-                client.note[:60],
-            )
+            seconds = None if client.seconds is None else f"{client.seconds:.2f}"
+            facts = (client.round, client.num_examples, seconds)
+            cells = ["" if fact is None else str(fact) for fact in facts]
+            table.add_row(str(client_id), client.state, *cells, client.note[:60])
         if len(clients) > _ROWS:
             table.add_row("…", f"and {len(clients) - _ROWS} more")
         if not self._num_rounds:
             table.caption = self._presence()
         return table
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)

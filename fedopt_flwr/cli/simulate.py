@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,17 +17,9 @@ from .options import (
     Resume,
     Settings,
     Workers,
-    read_config,
+    config_of_run,
     require_alone,
-    with_directory,
 )
-
-
-class Engine(StrEnum):
-    """What runs the clients of a simulation."""
-
-    IN_PROCESS = "in-process"
-    RAY = "ray"
 
 
 def simulate(
@@ -37,15 +28,16 @@ def simulate(
     settings: Settings = None,
     workers: Workers = 1,
     engine: Annotated[
-        Engine, typer.Option(help="in-process, or Flower's own simulation on Ray.")
-    ] = Engine.IN_PROCESS,
+        Literal["in-process", "ray"],
+        typer.Option(help="in-process, or Flower's own simulation on Ray."),
+    ] = "in-process",
     cpus_per_client: Annotated[float, typer.Option(min=0, help="Only with --engine ray.")] = 1,
     gpus_per_client: Annotated[float, typer.Option(min=0, help="Only with --engine ray.")] = 0,
     resume: Resume = None,
     debug: Debug = False,
 ) -> None:
     """Train on this machine, in this process or with Ray."""
-    if engine is Engine.RAY and (workers > 1 or resume is not None):
+    if engine == "ray" and (workers > 1 or resume is not None):
         raise ConfigError("--engine ray: knows neither --workers nor --resume; leave them out")
     train: Callable[..., Any]
     if resume is not None:
@@ -55,9 +47,9 @@ def simulate(
         directory: Path | None = resume
         train = partial(resume_run, resume, workers=workers)
     else:
-        run_config = with_directory(read_config(config, algorithm, settings))
+        run_config = config_of_run(config, algorithm, settings)
         directory = run_config.output.directory
-        if engine is Engine.RAY:
+        if engine == "ray":
             from ..run.flower_apps import simulate_on_ray
 
             train = partial(

@@ -108,14 +108,13 @@ def summarize(
     SRT = Σ_t [τ_comp + τ_comm V(t)]: measured local work, and vectors over a link.
     """
     link_seconds = vector_bytes * 8 / (link_mbps * 1e6)  # τ_comm
-    evaluated = [r for r in records if r.test_loss is not None]
-    accuracies = [r.test_accuracy for r in evaluated if r.test_accuracy is not None]
-    last = evaluated[-1] if evaluated else None
+    last = next((r for r in reversed(records) if r.test_loss is not None), RoundRecord(0))
+    accuracies = [r.test_accuracy for r in records if r.test_accuracy is not None]
     return {
         "rounds": records[-1].round if records else 0,
-        "final_test_loss": last.test_loss if last else None,
-        "final_test_metric": last.test_metric if last else None,
-        "final_test_accuracy": last.test_accuracy if last else None,
+        "final_test_loss": last.test_loss,
+        "final_test_metric": last.test_metric,
+        "final_test_accuracy": last.test_accuracy,
         "best_test_accuracy": max(accuracies, default=None),
         **{name: sum(getattr(record, name) for record in records) for name in _TOTALS},
         "gigabytes": sum(r.uplink_bytes + r.downlink_bytes for r in records) / 1e9,
