@@ -123,9 +123,8 @@ class Experiment:
     def _try(self) -> bool:
         """Try all parts on some data; return whether training draws from a global generator."""
         clients: dict[ClientId, ClientData] = dict(enumerate(self.data.clients))
-        batch_size = self.config.training.batch_size
         test = self.data.test
-        is_random = try_training(self.model, self.loss, clients, batch_size)
+        is_random = try_training(self.model, self.loss, clients, self.config.training.batch_size)
         if test is not None:
             local = self.has_local_buffers
             try_evaluation(self.model, self.loss, self.metric, test, use_batch_statistics=local)
