@@ -140,7 +140,7 @@ def flower_side(address: str, settings: list[str]) -> None:
             start_client(server_address=address, client=client.to_client())
         return
     config = RunConfig.from_file(None, settings)
-    run = Run(Experiment(config, data=load_test_data(config)), Silent(), None, in_memory=False)
+    run = Run(Experiment(config, data=load_test_data(config)), Silent(), None)
     server = Server(client_manager=SimpleClientManager(), strategy=run.strategy)
     server.set_max_workers(CLIENTS)
     rounds = ServerConfig(num_rounds=config.federation.num_rounds)

@@ -100,7 +100,8 @@ class Algorithm(BaseModel):
     """Base of all rules. Class attributes say what travels; methods stand in the order of a round.
 
     `broadcast_names` and `upload_names` are the arrays of a training round; `start_names` those of
-    the start pass (round 0, all clients), empty for rules without one.
+    the start pass (round 0, all clients), empty for rules without one. They are properties where
+    they depend on hyperparameters, else class attributes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
@@ -149,12 +150,18 @@ class Algorithm(BaseModel):
         return self
 
     def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        """Return the server's state before round 1 at the initial model `x`."""
-        return ServerState(plan, {"model": x})
+        """Return the server's state before round 1 at the initial model `x`.
+
+        Models (vectors whose name ends so) start at `x`, all other vectors at zero.
+        """
+        vectors = {n: x if n.endswith("model") else x.new_zeros(x.shape) for n in self.server_state}
+        return ServerState(plan, vectors)
 
     def init_client(self, size: int) -> ClientState:
-        """Return a client's state before it first takes part; {} for stateless rules."""
-        return {}
+        """Return a client's state before it first takes part: zeros, by name."""
+        import torch
+
+        return {name: torch.zeros(size) for name in self.client_state}
 
     def client_start(
         self, received: Arrays, client_state: ClientState, objective: Objective

@@ -11,10 +11,6 @@ FedoptError                what all of them are; `exit_code` is what the CLI end
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 class FedoptError(Exception):

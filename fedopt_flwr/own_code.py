@@ -16,14 +16,9 @@ from typing import Any
 
 from .errors import ConfigError
 
+_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), Path(__file__).parent)
 _NOT_OWN = tuple(  # folders, with a separator at the end
-    os.path.join(folder, "")
-    for name in (
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("platstdlib"),
-        Path(__file__).parent,
-    )
-    for folder in (name, os.path.realpath(name))
+    os.path.join(path, "") for name in _LIBRARIES for path in (name, os.path.realpath(name))
 )
 
 
@@ -93,7 +88,10 @@ def place_of(error: BaseException) -> str:
     """
     for place in reversed(traceback.extract_tb(error.__traceback__)):
         if _is_own(place.filename):
-            return f"{_from_here(place.filename)}, line {place.lineno}"
+            file = place.filename
+            with contextlib.suppress(OSError, ValueError):  # no working folder, or elsewhere
+                file = str(Path(file).absolute().relative_to(Path.cwd()))
+            return f"{file}, line {place.lineno}"
     return ""
 
 
@@ -105,20 +103,9 @@ def _is_own(file: str) -> bool:
     return not installed and not path.startswith(_NOT_OWN)
 
 
-def _from_here(file: str) -> str:
-    with contextlib.suppress(OSError, ValueError):  # no working folder, or elsewhere
-        return str(Path(file).absolute().relative_to(Path.cwd()))
-    return file
-
-
-def file_of(path: str) -> str | None:
-    """Return the file that `module:attribute` was imported from, None if it has no file."""
-    return getattr(sys.modules.get(path.partition(":")[0]), "__file__", None)
-
-
 def file_digest(path: str) -> str:
     """Return a digest of the file that `module:attribute` was imported from, "" without one."""
-    file = file_of(path)
+    file = getattr(sys.modules.get(path.partition(":")[0]), "__file__", None)
     with contextlib.suppress(OSError):
         return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
     return ""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError
+
 from .errors import ConfigError, DataError, FedoptError
 
 

@@ -44,8 +44,8 @@ def state(device: torch.device) -> tuple[Any, ...]:
     torchs = [torch.get_rng_state()]
     if device.type == "cuda":
         torchs.append(torch.cuda.get_rng_state(device))
-    tail = numpys[2:]
-    return random.getstate(), numpys[1].tobytes(), tail, [t.numpy().tobytes() for t in torchs]
+    numbers = [numpys[1].tobytes(), *(t.numpy().tobytes() for t in torchs)]
+    return random.getstate(), numpys[2:], numbers
 
 
 def derive(seed: int, *purpose: str | int) -> int:

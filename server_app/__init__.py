@@ -20,6 +20,6 @@ def main(grid: Grid, context: Context) -> None:
     if config.output.directory is None:
         folder = Path.cwd() / "runs" / f"flwr-{context.run_id}"
         config = config.with_values({"output.directory": str(folder)})
-    with RunDisplay(directory=config.output.directory) as display:
+    with RunDisplay(config.output.directory) as display:
         result = serve_on_grid(config, display, grid)
-    display.finish(result, config.output.directory)
+    display.finish(result)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-# before anything imports flwr, which reads the first two and would choose another third
+# before anything imports flwr
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
-os.environ["GRPC_VERBOSITY"] = "info"  # as `fedopt server` sets it
 
 from processes import Processes
 

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from fedopt_flwr import ConfigError, DataError, ModelError, RunConfig, simulate
 from fedopt_flwr.algorithms import FedAvg
-from fedopt_flwr.config.text import apply_setting, as_setting
+from fedopt_flwr.config.text import as_setting, changed
 from fedopt_flwr.problems import validation_problems
 
 
@@ -42,9 +42,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])) | st.integers() | st.booleans())
 def test_a_value_that_becomes_a_setting_comes_back_as_it_was(value: object) -> None:
-    found: dict[str, dict[str, object]] = {}
-    apply_setting(found, as_setting("model.name", value))
-    assert found == {"model": {"name": value}}
+    assert changed({}, [as_setting("model.name", value)]) == {"model": {"name": value}}
 
 
 def test_a_rule_of_ones_own_may_lie_in_a_package() -> None:
@@ -178,7 +176,7 @@ def test_what_is_allowed_and_what_to_do_is_said(setting: str, remedy: str) -> No
         ("federation.num_rounds=" + "9" * 400, "got 9{60}... of 400 characters; should be less"),
         ("federation.num_rounds=" + "9" * 5000, "should be a valid integer"),
         ("training.threads=1000000", "training.threads: got 1000000; should be less"),
-        ("training.device=cuda:99999999999", "must be 'auto', 'cpu', 'cuda', or 'cuda:0'"),
+        ("training.device=cuda:99999999999", r"should match pattern '\^\(auto\|cpu\|cuda"),
         ("federation.round_timeout=1e300", "federation.round_timeout: got 1e"),
         ("data.partition.examples_per_client=[1, 1000000000000]", "examples_per_client.1: got"),
         ("federation.num_clients='20'", "federation.num_clients: got '20'; should be a valid int"),

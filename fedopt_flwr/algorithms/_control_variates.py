@@ -7,7 +7,7 @@ gradients (scaffold, padamfed, ...), `TrackedAdamRule` for FA-NT and FAdamGC.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -24,9 +24,6 @@ from ..algorithm import (
 )
 from ..errors import ConfigError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 class ControlVariateRule(Algorithm):
     """A rule whose clients keep c_i ("control_variate") and whose server keeps c, their mean.
@@ -37,14 +34,6 @@ class ControlVariateRule(Algorithm):
 
     server_state: ClassVar[tuple[str, ...]] = ("model", "control_variate")
     client_state: ClassVar[tuple[str, ...]] = ("control_variate",)
-
-    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        return ServerState(plan, {"model": x, "control_variate": x.new_zeros(x.shape)})
-
-    def init_client(self, size: int) -> ClientState:
-        import torch
-
-        return {name: torch.zeros(size) for name in self.client_state}
 
     def client_start(
         self, received: Arrays, client_state: ClientState, objective: Objective
@@ -74,6 +63,7 @@ class TrackedAdamRule(ControlVariateRule):
     clients, in random order, renew c_i."""
 
     client_state: ClassVar[tuple[str, ...]] = ("control_variate", "second_moment")
+    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "control_variate")
 
     client_learning_rate: float = Field(0.001, gt=0, title="η", description="client step size")
     server_learning_rate: float = Field(
@@ -90,10 +80,6 @@ class TrackedAdamRule(ControlVariateRule):
     tracked_clients: int | None = Field(
         None, ge=0, title="S̃", description="clients a round that renew c_i; all S if not given"
     )
-
-    @property
-    def broadcast_names(self) -> tuple[str, ...]:
-        return ("model", "control_variate")
 
     @property
     def start_names(self) -> tuple[str, ...]:
@@ -117,10 +103,3 @@ class TrackedAdamRule(ControlVariateRule):
         if self.tracked_clients is None or rank < self.tracked_clients:
             return self
         return self.model_copy(update={"tracked_clients": 0})
-
-    def moved(self, state: ServerState, delta: Tensor, change: Tensor) -> ServerState:
-        """Return the state after Δ̄ and Σ_tracked p_i(c_i⁺ − c_i)."""
-        return state.replace(
-            model=state["model"].add(delta, alpha=self.server_learning_rate),
-            control_variate=state["control_variate"] + change,
-        )

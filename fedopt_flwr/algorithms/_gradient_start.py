@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ..algorithm import (
     Algorithm,
     Arrays,
     ClientState,
     Objective,
-    Plan,
     Reply,
     ServerState,
     mean_gradient,
     weighted_sum,
 )
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 class GradientStartRule(Algorithm):
     """A rule whose server begins with g ("server_momentum") = Σ p_i ∇F_i(x⁰)."""
 
     server_state: ClassVar[tuple[str, ...]] = ("model", "server_momentum")
-
-    @property
-    def start_names(self) -> tuple[str, ...]:
-        return ("gradient",)
-
-    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        return ServerState(plan, {"model": x, "server_momentum": x.new_zeros(x.shape)})
+    start_names: ClassVar[tuple[str, ...]] = ("gradient",)
 
     def client_start(
         self, received: Arrays, client_state: ClientState, objective: Objective

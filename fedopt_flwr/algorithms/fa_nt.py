@@ -57,7 +57,8 @@ class FANT(TrackedAdamRule):
             if self.for_client(r.rank).tracks:
                 own = self._change(r.upload["delta"], c, r.num_steps)
                 change.add_(own, alpha=r.importance)
-        return self.moved(state, delta, change)
+        x = state["model"].add(delta, alpha=self.server_learning_rate)
+        return state.replace(model=x, control_variate=c + change)
 
     def _change(self, delta: Tensor, c: Tensor, num_steps: int) -> Tensor:
         """c_i⁺ − c_i = −Δ/(ηK_i) − c; client and server must round it alike."""

@@ -82,4 +82,5 @@ class FAdamGC(TrackedAdamRule):
         for r in replies:
             if "control_variate_change" in r.upload:
                 change.add_(r.upload["control_variate_change"], alpha=r.importance)
-        return self.moved(state, delta, change)
+        x = state["model"].add(delta, alpha=self.server_learning_rate)
+        return state.replace(model=x, control_variate=state["control_variate"] + change)

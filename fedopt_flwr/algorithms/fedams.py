@@ -10,15 +10,12 @@ Defaults: η = 0.05, η_g = 0.01, β₁ = 0.9, β₂ = 0.99, ε = 1e-3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from ..algorithm import Plan, Reply, ServerState, weighted_sum
+from ..algorithm import Reply, ServerState, weighted_sum
 from .fedavg import FedAvg
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class FedAMS(FedAvg):
@@ -40,11 +37,6 @@ class FedAMS(FedAvg):
         0.99, ge=0, lt=1, title="β₂", description="decay of the second moment"
     )
     adaptivity: float = Field(1e-3, gt=0, title="ε", description="smallest v̂")
-
-    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        names = ("first_moment", "second_moment", "largest_second_moment")
-        zeros = {name: x.new_zeros(x.shape) for name in names}
-        return ServerState(plan, {"model": x, **zeros})
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         delta = weighted_sum([(r.weight, r.upload["delta"]) for r in replies])

@@ -4,52 +4,32 @@ Cheng, Huang, Wu, Yuan: "Momentum Benefits Non-IID Federated Learning Simply and
 ICLR 2024, Algorithm 1. The same rule as FedCM: Xu, Wang, Wang, Yao, arXiv:2106.10874.
 Deviations: the paper analyses full participation; here S < N works too, as in FedCM. The paper's
 absolute server rate γ is η_g·η·K. Not to be confused with Hsu et al.'s server momentum, `fedavgm`.
+Taken from `fedavg`: the server's x, and both step sizes.
 Defaults: η = 0.05, β = 0.2 (the paper's MLP experiments), η_g = 1 (γ = ηK). β = 1 is FedAvg.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from ..algorithm import (
-    Algorithm,
-    Arrays,
-    ClientState,
-    Objective,
-    Plan,
-    Reply,
-    ServerState,
-    weighted_sum,
-)
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ..algorithm import Arrays, ClientState, Objective, Reply, ServerState, weighted_sum
+from .fedavg import FedAvg
 
 
-class FedAvgWithMomentum(Algorithm):
+class FedAvgWithMomentum(FedAvg):
     """y ← y − η(β∇F(y;ξ) + (1−β)g), K times; g ← −Σ w_i Δ_i/(ηK_i); x ← x + η_g Δ̄."""
 
     name: ClassVar[str] = "fedavg_m"
     server_state: ClassVar[tuple[str, ...]] = ("model", "server_momentum")
+    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "server_momentum")
     reduces_to = ({"momentum": 1.0}, "fedavg", {})
 
-    client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
-    server_learning_rate: float = Field(
-        1.0, gt=0, title="η_g", description="server step size, relative to the mean movement"
-    )
     momentum: float = Field(
         0.2, ge=0, le=1, title="β", description="weight of the new gradient; 1 is no momentum"
     )
-
-    @property
-    def broadcast_names(self) -> tuple[str, ...]:
-        return ("model", "server_momentum")
-
-    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        return ServerState(plan, {"model": x, "server_momentum": x.new_zeros(x.shape)})
 
     def client_update(
         self, received: Arrays, client_state: ClientState, objective: Objective
@@ -63,7 +43,6 @@ class FedAvgWithMomentum(Algorithm):
         return {"delta": y - x}, client_state
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
-        eta, eta_g = self.client_learning_rate, self.server_learning_rate
-        delta = weighted_sum([(r.weight, r.upload["delta"]) for r in replies])
+        eta = self.client_learning_rate
         g = weighted_sum([(-r.weight / (eta * r.num_steps), r.upload["delta"]) for r in replies])
-        return state.replace(model=state["model"].add(delta, alpha=eta_g), server_momentum=g)
+        return super().server_update(state, replies).replace(server_momentum=g)

@@ -70,9 +70,6 @@ class FedAvgWithMomentumVR(GradientStartRule):
             return self.model_copy(update={"previous_model": "same"})
         return self
 
-    def server_start(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
-        return super().server_start(state, replies).replace(previous_model=state["model"])
-
     def client_update(
         self, received: Arrays, client_state: ClientState, objective: Objective
     ) -> tuple[Arrays, ClientState]:

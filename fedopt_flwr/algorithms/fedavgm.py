@@ -11,15 +11,12 @@ Defaults: η = 0.05, η_g = 1, β₁ = 0.9. β₁ = 0 is FedAvg.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from ..algorithm import Plan, Reply, ServerState, weighted_sum
+from ..algorithm import Reply, ServerState, weighted_sum
 from .fedavg import FedAvg
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class FedAvgM(FedAvg):
@@ -32,9 +29,6 @@ class FedAvgM(FedAvg):
     momentum: float = Field(
         0.9, ge=0, le=1, title="β₁", description="weight of the old buffer; 0 is FedAvg"
     )
-
-    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        return ServerState(plan, {"model": x, "first_moment": x.new_zeros(x.shape)})
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         delta = weighted_sum([(r.weight, r.upload["delta"]) for r in replies])

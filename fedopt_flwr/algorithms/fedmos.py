@@ -11,23 +11,11 @@ Defaults: a = 0.1, β = 0.8, μ = 0.001, from the authors' published script; the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from ..algorithm import (
-    Algorithm,
-    Arrays,
-    ClientState,
-    Objective,
-    Plan,
-    Reply,
-    ServerState,
-    weighted_sum,
-)
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ..algorithm import Algorithm, Arrays, ClientState, Objective, Reply, ServerState, weighted_sum
 
 
 class FedMoS(Algorithm):
@@ -60,9 +48,6 @@ class FedMoS(Algorithm):
     initial_batch_size: int = Field(
         0, ge=0, title="B_{i,0}", description="examples of the first direction; 0: all"
     )
-
-    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        return ServerState(plan, {"model": x, "server_momentum": x.new_zeros(x.shape)})
 
     def client_update(
         self, received: Arrays, client_state: ClientState, objective: Objective

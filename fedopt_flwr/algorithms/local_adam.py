@@ -36,11 +36,6 @@ class LocalAdam(Algorithm):
     )
     adaptivity: float = Field(1e-8, gt=0, title="ε", description="floor of the divisor")
 
-    def init_client(self, size: int) -> ClientState:
-        import torch
-
-        return {"second_moment": torch.zeros(size)}
-
     def client_update(
         self, received: Arrays, client_state: ClientState, objective: Objective
     ) -> tuple[Arrays, ClientState]:

@@ -10,7 +10,7 @@ Defaults: η = 0.05, η_g = 1, β = 0.2; the step is η_g·ηK, so that rates co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -18,16 +18,12 @@ from ..algorithm import (
     Arrays,
     ClientState,
     Objective,
-    Plan,
     Reply,
     ServerState,
     mean_gradient,
     weighted_sum,
 )
 from ._gradient_start import GradientStartRule
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class MBSTORM(GradientStartRule):
@@ -36,6 +32,8 @@ class MBSTORM(GradientStartRule):
 
     name: ClassVar[str] = "mb_storm"
     server_state: ClassVar[tuple[str, ...]] = ("model", "server_momentum", "previous_model")
+    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "previous_model")
+    upload_names: ClassVar[tuple[str, ...]] = ("gradient_change",)
 
     client_learning_rate: float = Field(
         0.05, gt=0, title="η", description="step size for each of the K minibatches"
@@ -46,17 +44,6 @@ class MBSTORM(GradientStartRule):
     momentum: float = Field(
         0.2, ge=0, le=1, title="β", description="weight of the new gradient; 1 is minibatch SGD"
     )
-
-    @property
-    def broadcast_names(self) -> tuple[str, ...]:
-        return ("model", "previous_model")
-
-    @property
-    def upload_names(self) -> tuple[str, ...]:
-        return ("gradient_change",)
-
-    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        return super().init_server(x, plan).replace(previous_model=x)
 
     def client_update(
         self, received: Arrays, client_state: ClientState, objective: Objective

@@ -41,6 +41,7 @@ class PAdaMFed(GradientVariateRule):
 
     name: ClassVar[str] = "padamfed"
     server_state: ClassVar[tuple[str, ...]] = ("model", "control_variate", "server_momentum")
+    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "direction")
     reduces_to = (
         {"normalize": False, "momentum": 0.4, "control_variate_start": "zero"},
         "scaffold_m",
@@ -57,10 +58,6 @@ class PAdaMFed(GradientVariateRule):
         None, ge=0, le=1, title="β", description="weight of a new gradient; derived: √(SK/T)"
     )
     normalize: bool = Field(True, description="divide every local direction by its norm")
-
-    @property
-    def broadcast_names(self) -> tuple[str, ...]:
-        return ("model", "direction")
 
     @property
     def upload_names(self) -> tuple[str, ...]:
@@ -87,15 +84,12 @@ class PAdaMFed(GradientVariateRule):
         """Return ηK, γ and β of the theorem from SK and T."""
         return 1 / math.sqrt(horizon), samples**0.25 / horizon**0.75, math.sqrt(samples / horizon)
 
-    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        return super().init_server(x, plan).replace(server_momentum=x.new_zeros(x.shape))
-
     def server_start(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         state = super().server_start(state, replies)
         return state.replace(server_momentum=state["control_variate"])  # line 1: g = c
 
     def broadcast(self, state: ServerState) -> Arrays:
-        c, g, beta = state["control_variate"], state["server_momentum"], self.beta
+        c, g, beta = state["control_variate"], state["server_momentum"], self.derived("momentum")
         return {"model": state["model"], "direction": (c * beta).add_(g, alpha=1 - beta)}  # line 17
 
     def client_update(
@@ -103,7 +97,7 @@ class PAdaMFed(GradientVariateRule):
     ) -> tuple[Arrays, ClientState]:
         import torch
 
-        beta = self.beta
+        beta = self.derived("momentum")
         x, d, c_i = received["model"], received["direction"], client_state["control_variate"]
         y = objective.working_copy(x)
         offset = d.sub(c_i, alpha=beta)  # d − βc_i, the same at every step
@@ -119,42 +113,27 @@ class PAdaMFed(GradientVariateRule):
 
     def move(self, y: Tensor, u: Tensor) -> None:
         """y ← y − ηu/‖u‖, in place; u is overwritten."""
+        eta = self.derived("client_learning_rate")
         if self.normalize:
-            add_unit_(y, u, alpha=-self.eta)
+            add_unit_(y, u, alpha=-eta)
         else:
-            y.sub_(u, alpha=self.eta)
+            y.sub_(u, alpha=eta)
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
-        steps, beta = state.plan.mean_local_steps, self.beta
+        steps, beta = state.plan.mean_local_steps, self.derived("momentum")
         c, g = state["control_variate"], state["server_momentum"]
         delta = weighted_sum([(r.weight * steps / r.num_steps, r.upload["delta"]) for r in replies])
-        changes = [r.upload["control_variate_change"] for r in replies]
-        fresh = weighted_sum([(r.weight, v) for r, v in zip(replies, changes, strict=True)])
-        total = weighted_sum([(r.importance, v) for r, v in zip(replies, changes, strict=True)])
+        fresh = weighted_sum([(r.weight, r.upload["control_variate_change"]) for r in replies])
+        total = weighted_sum([(r.importance, r.upload["control_variate_change"]) for r in replies])
         return state.replace(
-            model=state["model"].add(delta, alpha=self.eta_g),  # line 14
+            model=state["model"].add(delta, alpha=self.derived("server_learning_rate")),  # line 14
             control_variate=c + total,  # line 15
-            server_momentum=fresh.add_(c)
-            .mul_(beta)
-            .add_(g, alpha=1 - beta),  # line 16, old c and g
+            server_momentum=fresh.add_(c).mul_(beta).add_(g, alpha=1 - beta),  # line 16: old c, g
         )
 
-    @property
-    def eta(self) -> float:
-        """η, once it is known."""
-        return self._known("client_learning_rate", self.client_learning_rate)
-
-    @property
-    def eta_g(self) -> float:
-        """η_g, once it is known."""
-        return self._known("server_learning_rate", self.server_learning_rate)
-
-    @property
-    def beta(self) -> float:
-        """β, once it is known."""
-        return self._known("momentum", self.momentum)
-
-    def _known(self, field: str, value: float | None) -> float:
+    def derived(self, field: str) -> float:
+        """Return η, η_g or β; ValueError, which names the field, where the plan must set it yet."""
+        value: float | None = getattr(self, field)
         if value is None:
             raise ValueError(
                 f"{self.name}: {field} is not derived yet; call resolve(plan), and "

@@ -35,9 +35,7 @@ class PAdaMFedDoG(PAdaMFed):
     name: ClassVar[str] = "padamfed_dog"
     experimental: ClassVar[bool] = True
     server_state: ClassVar[tuple[str, ...]] = (
-        "model",
-        "control_variate",
-        "server_momentum",
+        *PAdaMFed.server_state,
         "initial_model",
         "distance",
         "squared_gradients",
@@ -58,7 +56,7 @@ class PAdaMFedDoG(PAdaMFed):
     def init_server(self, x: Tensor, plan: Plan) -> ServerState:
         zero, distance = x.new_zeros(1), _INITIAL_SHARE * (1 + x.norm().reshape(1))
         state = super().init_server(x, plan)
-        return state.replace(initial_model=x, distance=distance, squared_gradients=zero)
+        return state.replace(distance=distance, squared_gradients=zero)
 
     def at_round(self, state: ServerState, number: int) -> Self:
         eta = self.client_learning_rate
@@ -76,7 +74,7 @@ class PAdaMFedDoG(PAdaMFed):
         return {"gamma": gamma, "distance": distance}
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
-        eta, x0 = self.eta, state["initial_model"]
+        eta, x0 = self.derived("client_learning_rate"), state["initial_model"]
         mean = weighted_sum([(r.weight / (eta * r.num_steps), r.upload["delta"]) for r in replies])
         following = super().server_update(state, replies)
         distance = (following["model"] - x0).norm().reshape(1).maximum(state["distance"])

@@ -13,15 +13,12 @@ Deviations: those of `padamfed`; β is capped at 1 when T² < SK.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from ..algorithm import Arrays, ClientState, Objective, Plan, Reply, ServerState, weighted_sum
+from ..algorithm import Arrays, ClientState, Objective, Reply, ServerState, weighted_sum
 from .padamfed import PAdaMFed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class PAdaMFedVR(PAdaMFed):
@@ -29,12 +26,8 @@ class PAdaMFedVR(PAdaMFed):
     g as PAdaMFed ("printed") or g ← Σ w_i ū_i, ū_i the mean of the client's u ("proved")."""
 
     name: ClassVar[str] = "padamfed_vr"
-    server_state: ClassVar[tuple[str, ...]] = (
-        "model",
-        "control_variate",
-        "server_momentum",
-        "previous_model",
-    )
+    server_state: ClassVar[tuple[str, ...]] = (*PAdaMFed.server_state, "previous_model")
+    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "previous_model", "direction")
     reduces_to = (
         {"normalize": False, "momentum": 0.4, "momentum_rule": "proved"},
         "scaffold_m_vr",
@@ -52,10 +45,6 @@ class PAdaMFedVR(PAdaMFed):
     )
 
     @property
-    def broadcast_names(self) -> tuple[str, ...]:
-        return ("model", "previous_model", "direction")
-
-    @property
     def upload_names(self) -> tuple[str, ...]:
         proved = ("mean_direction",) if self.momentum_rule == "proved" else ()
         return ("delta", "control_variate_change", *proved)
@@ -64,22 +53,15 @@ class PAdaMFedVR(PAdaMFed):
         gamma = samples ** (1 / 3) / horizon ** (2 / 3)
         return 1 / horizon, gamma, gamma
 
-    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        return super().init_server(x, plan).replace(previous_model=x)
-
     def broadcast(self, state: ServerState) -> Arrays:
         return {**super().broadcast(state), "previous_model": state["previous_model"]}
 
     def client_update(
         self, received: Arrays, client_state: ClientState, objective: Objective
     ) -> tuple[Arrays, ClientState]:
-        x, x_prev, c_i = (
-            received["model"],
-            received["previous_model"],
-            client_state["control_variate"],
-        )
-        y, beta = x.clone(), self.beta
-        offset = received["direction"].sub(c_i, alpha=beta)  # d − βc_i, the same at every step
+        x, x_prev, d = received["model"], received["previous_model"], received["direction"]
+        y, beta, c_i = x.clone(), self.derived("momentum"), client_state["control_variate"]
+        offset = d.sub(c_i, alpha=beta)  # d − βc_i, the same at every step
         gradient_sum = y.new_zeros(y.shape)
         u_sum = y.new_zeros(y.shape) if self.momentum_rule == "proved" else None
         for batch in objective.batches():

@@ -39,6 +39,7 @@ class Scaffold(GradientVariateRule):
     """y ← y − η(∇F(y;ξ) − c_i + c), K times; x ← x + η_g Δ̄; c ← c + Σ p_i (c_i⁺ − c_i)."""
 
     name: ClassVar[str] = "scaffold"
+    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "direction")
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
     server_learning_rate: float = Field(
@@ -52,10 +53,6 @@ class Scaffold(GradientVariateRule):
     def beta(self) -> float:
         """β: weight of the corrected gradient in a local step."""
         return 1.0
-
-    @property
-    def broadcast_names(self) -> tuple[str, ...]:
-        return ("model", "direction")
 
     @property
     def upload_names(self) -> tuple[str, ...]:

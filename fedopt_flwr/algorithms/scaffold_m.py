@@ -11,15 +11,12 @@ Defaults: η = 0.05, β = 0.2 (the paper's MLP experiments), η_g = 1 (γ = ηK)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from ..algorithm import Arrays, Plan, Reply, ServerState, weighted_sum
+from ..algorithm import Arrays, Reply, ServerState, weighted_sum
 from .scaffold import Scaffold
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ScaffoldM(Scaffold):
@@ -37,9 +34,6 @@ class ScaffoldM(Scaffold):
     @property
     def beta(self) -> float:
         return self.momentum
-
-    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        return super().init_server(x, plan).replace(server_momentum=x.new_zeros(x.shape))
 
     def broadcast(self, state: ServerState) -> Arrays:
         c, g = state["control_variate"], state["server_momentum"]

@@ -10,15 +10,12 @@ Defaults: η = 0.05, η_g = 1, β = 0.2.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from ..algorithm import Arrays, ClientState, Objective, Plan, Reply, ServerState, weighted_sum
+from ..algorithm import Arrays, ClientState, Objective, Reply, ServerState, weighted_sum
 from ._control_variates import GradientVariateRule
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class ScaffoldMVR(GradientVariateRule):
@@ -32,6 +29,8 @@ class ScaffoldMVR(GradientVariateRule):
         "server_momentum",
         "previous_model",
     )
+    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "previous_model", "direction")
+    upload_names: ClassVar[tuple[str, ...]] = ("delta", "control_variate_change")
     reduces_to = ({"momentum": 1.0}, "scaffold", {})
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
@@ -41,18 +40,6 @@ class ScaffoldMVR(GradientVariateRule):
     momentum: float = Field(
         0.2, ge=0, le=1, title="β", description="weight of the new gradient; 1 is SCAFFOLD"
     )
-
-    @property
-    def broadcast_names(self) -> tuple[str, ...]:
-        return ("model", "previous_model", "direction")
-
-    @property
-    def upload_names(self) -> tuple[str, ...]:
-        return ("delta", "control_variate_change")
-
-    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
-        state = super().init_server(x, plan)
-        return state.replace(previous_model=x, server_momentum=x.new_zeros(x.shape))
 
     def server_start(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         state = super().server_start(state, replies)

@@ -29,6 +29,8 @@ class STEM(GradientStartRule):
     ȳ, ū are the means of y and u; x = ȳ − ηū; clients begin at y = x, y_prev = x + ηū, u = ū."""
 
     name: ClassVar[str] = "stem"
+    broadcast_names: ClassVar[tuple[str, ...]] = ("model", "direction")
+    upload_names: ClassVar[tuple[str, ...]] = ("delta", "direction")
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="step size")
     server_learning_rate: float = Field(
@@ -37,14 +39,6 @@ class STEM(GradientStartRule):
     local_momentum: float = Field(
         0.1, ge=0, le=1, title="a", description="weight of the new gradient; 1 is local SGD"
     )
-
-    @property
-    def broadcast_names(self) -> tuple[str, ...]:
-        return ("model", "direction")
-
-    @property
-    def upload_names(self) -> tuple[str, ...]:
-        return ("delta", "direction")
 
     def broadcast(self, state: ServerState) -> Arrays:
         return {"model": state["model"], "direction": state["server_momentum"]}

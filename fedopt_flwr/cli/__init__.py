@@ -1,27 +1,45 @@
-"""The `fedopt` command. Heavy packages are imported by the command that needs them."""
+"""The `fedopt` command: a file for each verb, of the same name.
+
+Heavy packages are imported by the command that needs them.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
 
+import typer
 from rich.markup import escape
 
 from ..errors import FedoptError
-from .commands import app
-from .console import (
-    LOG,
-    errors_console,
-    keep_tracebacks_off_the_console,
-    spell_what_cannot_be_shown,
-    warnings_as_lines,
+from .algorithms import algorithms
+from .certs import certs
+from .client import client
+from .compare import compare
+from .console import LOG, errors_console, mute, spell_what_cannot_be_shown, warnings_as_lines
+from .doctor import doctor
+from .launch import launch
+from .partition import partition
+from .server import server
+from .simulate import simulate
+from .verify import verify
+
+app = typer.Typer(
+    help="Federated optimisation on Flower.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
-from .show import mute
+for verb in (server, client, launch, simulate, compare, algorithms, verify, partition, doctor):
+    app.command()(verb)
+app.add_typer(certs, name="certs")
 
 
 def main() -> None:
     """Run the command: code 2 for bad input, 1 for a failed run, a traceback only for --debug."""
     spell_what_cannot_be_shown()
-    keep_tracebacks_off_the_console()
+    LOG.addHandler(logging.NullHandler())  # else Python shows warnings of the log
+    LOG.propagate = False
     try:
         with warnings_as_lines():
             app()

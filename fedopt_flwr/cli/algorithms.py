@@ -26,7 +26,7 @@ _USUAL = Plan(  # equal clients and a long run: nothing is capped, everything le
 )
 
 
-def list_algorithms(
+def algorithms(
     name: Annotated[str | None, typer.Argument(help="Only this one, in full.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
     markdown: Annotated[bool, typer.Option(help="Print docs/algorithms.md.")] = False,
@@ -34,15 +34,25 @@ def list_algorithms(
     """Say which rules there are, what they need and what travels."""
     if name is not None and name not in ALGORITHMS:
         raise ConfigError(unknown_name("algorithms NAME", name, ALGORITHMS))
-    chosen = [ALGORITHMS[name]] if name else list(ALGORITHMS.values())
+    described = [describe(rule) for rule in ([ALGORITHMS[name]] if name else ALGORITHMS.values())]
     if as_json:
-        print(json.dumps([describe(rule) for rule in chosen], indent=2, ensure_ascii=False))
+        print(json.dumps(described, indent=2, ensure_ascii=False))
     elif markdown:
-        print(markdown_pages([describe(rule) for rule in chosen]))
+        print(markdown_pages(described))
     elif name:
-        print_rule(describe(chosen[0]))
+        from rich.markdown import Markdown
+
+        width = None if sys.stdout.isatty() else 100
+        Console(width=width, highlight=False).print(Markdown(_markdown(described[0])))
     else:
-        print_rules([describe(rule) for rule in chosen])
+        table = Table(
+            "name", "what it does", "vectors down/up", "start pass", box=None, pad_edge=False
+        )
+        for rule in described:
+            travel = f"{len(rule['down'])}/{len(rule['up'])}"
+            start = "yes" if rule["start_pass"] else "no"
+            table.add_row(rule["name"], rule["title"], travel, start)
+        Console().print(table)
 
 
 def describe(rule: type[Algorithm]) -> dict[str, Any]:
@@ -51,11 +61,7 @@ def describe(rule: type[Algorithm]) -> dict[str, Any]:
     title, _, source = documentation.partition("\n")
     instance = rule().resolve(_USUAL)
     fields = {
-        name: {
-            "symbol": info.title,
-            "default": info.default,
-            "description": info.description,
-        }
+        name: {"symbol": info.title, "default": info.default, "description": info.description}
         for name, info in rule.model_fields.items()
     }
     return {
@@ -72,63 +78,27 @@ def describe(rule: type[Algorithm]) -> dict[str, Any]:
     }
 
 
-def print_rules(rules: list[dict[str, Any]]) -> None:
-    """Print one line a rule."""
-    table = Table("name", "what it does", "vectors down/up", "start pass", box=None, pad_edge=False)
-    for rule in rules:
-        travel = f"{len(rule['down'])}/{len(rule['up'])}"
-        table.add_row(rule["name"], rule["title"], travel, "yes" if rule["start_pass"] else "no")
-    Console().print(table)
+def markdown_pages(rules: list[dict[str, Any]]) -> str:
+    """Return docs/algorithms.md: for every rule formula, source, fields and what travels."""
+    head = ["# The rules", "Written by `fedopt algorithms --markdown`; do not edit by hand."]
+    return "\n\n".join([*head, *map(_markdown, rules)])
 
 
-def print_rule(rule: dict[str, Any]) -> None:
-    """Print all there is to know about one rule."""
-    console = Console(highlight=False)
-    console.print(rule["title"], style="bold", soft_wrap=True)
-    text = f"\n{rule['equations']}\n\n{rule['source']}\n"
-    console.print(text, markup=False, soft_wrap=True)
-    table = Table("field", "symbol", "default", "meaning", box=None, pad_edge=False)
+def _markdown(rule: dict[str, Any]) -> str:
+    fields = ["| field | symbol | default | meaning |", "|---|---|---|---|"]
     for name, field in rule["fields"].items():
-        default = "–" if field["default"] is None else str(field["default"])
-        table.add_row(name, field["symbol"] or "", default, field["description"])
-    console.print(table)
-    console.print("\n" + "\n".join(_travel(rule)), markup=False)
-
-
-def _travel(rule: dict[str, Any]) -> list[str]:
-    lines = {
+        default = "–" if field["default"] is None else f"`{field['default']}`"
+        meaning = field["description"]
+        fields.append(f"| `{name}` | {field['symbol'] or ''} | {default} | {meaning} |")
+    formula = "\n".join(f"    {line}".rstrip() for line in rule["equations"].splitlines())
+    travel = {
         "down": rule["down"],
         "up": rule["up"],
         "round 0, all clients, up": rule["start_pass"],
         "the server keeps": rule["server_state"],
         "a client keeps": rule["client_state"] or ["nothing"],
     }
-    return [f"{what}: {', '.join(names)}" for what, names in lines.items() if names]
-
-
-def markdown_table(rules: list[dict[str, Any]]) -> str:
-    """Return the table of the README."""
-    rows = ["| name | what it does | vectors down/up | round 0 |", "|---|---|---|---|"]
-    for rule in rules:
-        start = "yes" if rule["start_pass"] else ""
-        travel = f"{len(rule['down'])}/{len(rule['up'])}"
-        rows.append(f"| `{rule['name']}` | {rule['title']} | {travel} | {start} |")
-    return "\n".join(rows)
-
-
-def markdown_pages(rules: list[dict[str, Any]]) -> str:
-    """Return docs/algorithms.md: for every rule formula, source, fields and what travels."""
-    parts = ["# The rules", "Written by `fedopt algorithms --markdown`; do not edit by hand."]
-    for rule in rules:
-        fields = ["| field | symbol | default | meaning |", "|---|---|---|---|"]
-        for name, field in rule["fields"].items():
-            default = "–" if field["default"] is None else f"`{field['default']}`"
-            symbol = field["symbol"] or ""
-            meaning = field["description"]
-            fields.append(f"| `{name}` | {symbol} | {default} | {meaning} |")
-        formula = "\n".join(f"    {line}".rstrip() for line in rule["equations"].splitlines())
-        travel = "\n".join(f"- {line}" for line in _travel(rule))
-        title = rule["title"].rstrip(".")
-        parts += [f"## {rule['name']}", f"{title}.", formula, rule["source"]]
-        parts += ["\n".join(fields), travel]
+    parts = [f"## {rule['name']}", f"{rule['title'].rstrip('.')}.", formula, rule["source"]]
+    lines = [f"- {what}: {', '.join(names)}" for what, names in travel.items() if names]
+    parts += ["\n".join(fields), "\n".join(lines)]
     return "\n\n".join(parts)

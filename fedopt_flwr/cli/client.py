@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..config.client_ids import parse_ids
+from ..config.run_config import RunConfig
 from ..errors import ConfigError
-from .addresses import require_address
-from .console import Debug
+from .console import Debug, mute
 from .options import (
     Certificate,
     ConfigFile,
     Insecure,
     Key,
     Settings,
-    read_config,
-    require_no_files,
-    require_state_directory,
+    require_address,
+    require_writable,
     warn_insecure,
 )
-from .show import mute
 
 if TYPE_CHECKING:
     from ..engines.stream import ClientTls
@@ -48,10 +47,10 @@ def client(
 ) -> None:
     """Train on this machine's data for a server; CONFIG says which data, device and own code."""
     require_address("--server", server, lowest_port=1)
-    run_config = read_config(config, None, settings)
+    run_config = RunConfig.from_file(config, settings or [])
     ids = _ids(client_id, client_ids)
     tls = _client_tls(ca, certificate, key, insecure)
-    require_state_directory(state_dir)
+    require_writable("--state-dir", state_dir, "name a folder on a disk that stays")
     from ..deployment.leash import follow_parent
     from ..engines.stream import ServerAddress
     from ..run.hosts import serve_clients
@@ -70,8 +69,7 @@ def _client_tls(
     ca: Path | None, certificate: Path | None, key: Path | None, insecure: bool
 ) -> ClientTls | None:
     if insecure:
-        require_no_files(ca, certificate, key)
-        warn_insecure("anyone on the way can read and change the model")
+        warn_insecure("anyone on the way can read and change the model", ca, certificate, key)
         return None
     if ca is None:
         raise ConfigError(
@@ -86,14 +84,11 @@ def _client_tls(
 
 
 def _ids(client_id: str | None, client_ids: str | None) -> list[int | str]:
-    text = client_id if client_id is not None else client_ids
-    if text is None or (client_id is not None and client_ids is not None):
+    if (client_id is None) == (client_ids is None):
         raise ConfigError("--client-id or --client-ids: give one of the two")
-    from ..config.client_ids import parse_ids
-
     option = "--client-id" if client_id is not None else "--client-ids"
     try:
-        ids = parse_ids(text)
+        ids = parse_ids(client_id or client_ids or "")
     except ValueError as error:
         raise ConfigError(f"{option}: {error}") from None
     if client_id is not None and len(ids) > 1:

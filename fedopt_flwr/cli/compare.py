@@ -11,12 +11,7 @@ from ..config.sections import MAX_SEED
 from ..errors import ConfigError
 from ..problems import unknown_name
 from .console import Debug
-from .options import (
-    AlgorithmName,
-    ConfigFile,
-    Settings,
-    Workers,
-)
+from .options import AlgorithmName, ConfigFile, Settings, Workers
 
 
 def compare(
@@ -44,20 +39,18 @@ def compare(
     \\[rules.NAME] to the rule NAME; --set algorithm.KEY=VALUE goes to every rule that has that key,
     --set NAME.KEY=VALUE to one rule. --algorithms padamfed,padamfed:momentum=1 runs one rule twice.
     """
-    from .comparison import Targets, run_comparison
+    from .comparison import Target, run_comparison
 
     labels = [label.strip() for label in algorithms.split(",")]
     if algorithms == "all":
         labels = [*ALGORITHMS, "padamfed_vr:momentum_rule=proved"]  # both of its momentum rules
-    for label in labels:
-        name = label.partition(":")[0]
-        if name not in ALGORITHMS:
-            raise ConfigError(unknown_name("--algorithms", name, ALGORITHMS))
+    unknown = [n for label in labels if (n := label.partition(":")[0]) not in ALGORITHMS]
+    if unknown:
+        raise ConfigError([unknown_name("--algorithms", name, ALGORITHMS) for name in unknown])
     if len(set(labels)) < len(labels):
         raise ConfigError(f"--algorithms: got {algorithms!r}; name each rule once")
-    wanted = Targets(
-        _numbers("--targets", targets, largest=1), _numbers("--loss-targets", loss_targets)
-    )
+    wanted = [Target("test_accuracy", n) for n in _numbers("--targets", targets, largest=1)]
+    wanted += [Target("test_loss", n) for n in _numbers("--loss-targets", loss_targets)]
     run_comparison(config, labels, algorithm, settings or [], workers, wanted, _seeds(seeds))
 
 

@@ -16,7 +16,7 @@ from ..algorithms import ALGORITHMS
 from ..config.run_config import RunConfig
 from ..data import load_federated_data
 from ..errors import ConfigError, RunError
-from ..rounds.record import RoundRecord, as_json
+from ..rounds.record import as_json
 from ..run.directory import CURVES
 from ..run.experiment import Experiment
 from ..run.plots import draw_curves
@@ -26,34 +26,25 @@ from ..run.summary import Measure, holds_from, rounds_to_target
 from .options import new_folder
 from .show import RunDisplay
 
-COMPARISON = "comparison.json"
 
-
-class Targets(NamedTuple):
+class Target(NamedTuple):
     """What a run should reach; in rows "0.9" is an accuracy and "loss 0.5" a test loss."""
 
-    accuracies: Sequence[float] = (0.8, 0.9)
-    losses: Sequence[float] = ()
-
-    def rounds(
-        self,
-        runs: list[Result],
-        first: Callable[[Sequence[RoundRecord], float, Measure], int | None],
-    ) -> dict[str, float | None]:
-        """Return the means over the runs of the round that `first` finds."""
-        measures: list[tuple[str, float, Measure]] = [
-            *((f"{value:g}", value, "test_accuracy") for value in self.accuracies),
-            *((f"loss {value:g}", value, "test_loss") for value in self.losses),
-        ]
-        return {
-            key: _mean([first(run.rounds, value, measure) for run in runs])
-            for key, value, measure in measures
-        }
+    measure: Measure
+    value: float
 
     @property
-    def headings(self) -> list[str]:
-        accuracies = [f"rounds to {100 * value:g} %" for value in self.accuracies]
-        return accuracies + [f"rounds to loss {value:g}" for value in self.losses]
+    def key(self) -> str:
+        return f"{self.value:g}" if self.measure == "test_accuracy" else f"loss {self.value:g}"
+
+    @property
+    def heading(self) -> str:
+        is_accuracy = self.measure == "test_accuracy"
+        return f"rounds to {100 * self.value:g} %" if is_accuracy else f"rounds to {self.key}"
+
+    def mean_round(self, first: Callable[..., int | None], runs: list[Result]) -> float | None:
+        """Return the mean over the runs of the round that `first` finds."""
+        return _mean([first(run.rounds, self.value, self.measure) for run in runs])
 
 
 def run_comparison(
@@ -62,7 +53,7 @@ def run_comparison(
     algorithm: str | None,
     settings: list[str],
     workers: int,
-    targets: Targets,
+    targets: Sequence[Target],
     seeds: list[int],
 ) -> None:
     """Run every rule with every seed, print the table, write curves and comparison.json.
@@ -74,10 +65,10 @@ def run_comparison(
     base = next(iter(configs.values()))
     directory = base.output.directory or new_folder("compare")
     _require_empty(directory)
-    results = _run_all(configs, seeds or [base.federation.seed], bool(seeds), directory, workers)
-    rows = [result_row(name, runs, targets) for name, runs in results.items()]
+    results = _run_all(configs, seeds, directory, workers)
+    rows = [_result_row(name, runs, targets) for name, runs in results.items()]
     numbers = ", ".join(map(str, seeds or [base.federation.seed]))
-    print_results(rows, targets)
+    _print_results(rows, targets)
     _write_results(directory, rows, results, f"{base.data.name}, {base.model.name}, seed {numbers}")
     print(f"results in {directory}, curves in {directory / CURVES}")
     idle = [name for name, runs in results.items() if any(run.last_error for run in runs)]
@@ -88,23 +79,18 @@ def run_comparison(
 
 
 def _run_all(
-    configs: dict[str, RunConfig],
-    seeds: list[int],
-    shows_seed: bool,
-    directory: Path,
-    workers: int,
+    configs: dict[str, RunConfig], seeds: list[int], directory: Path, workers: int
 ) -> dict[str, list[Result]]:
     results: dict[str, list[Result]] = {name: [] for name in configs}
-    for seed in seeds:
+    first = next(iter(configs.values()))
+    for seed in seeds or [first.federation.seed]:
         values = {"federation.seed": seed}
-        data = load_federated_data(next(iter(configs.values())).with_values(values))
+        data = load_federated_data(first.with_values(values))
         for name, config in configs.items():
-            label = f"{name}, seed {seed}" if shows_seed else name
             folder = name.replace(":", "-").replace("=", "-")
-            place = directory / (f"{folder}-seed{seed}" if shows_seed else folder)
+            place = directory / (f"{folder}-seed{seed}" if seeds else folder)
             own = config.with_values({**values, "output.directory": str(place)})
-            shown = label if any(results.values()) else None
-            with RunDisplay(shown, directory=place) as display:
+            with RunDisplay(place, shows_setting=not any(results.values())) as display:
                 experiment = Experiment(own, data=data)
                 results[name].append(run_experiment(experiment, workers=workers, listener=display))
     return results
@@ -116,7 +102,7 @@ def _write_results(
     curves = {name: [run.rounds for run in runs] for name, runs in results.items()}
     try:
         text = json.dumps(as_json(rows), indent=2) + "\n"
-        (directory / COMPARISON).write_text(text, encoding="utf-8")
+        (directory / "comparison.json").write_text(text, encoding="utf-8")
         draw_curves(curves, directory / CURVES, title)
     except OSError as error:
         raise RunError(
@@ -127,15 +113,14 @@ def _write_results(
 
 def _require_empty(directory: Path) -> None:
     try:
-        is_free = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
+        if not directory.exists() or not any(directory.iterdir()):
+            return
         text = "exists and is not empty"
     except (OSError, ValueError) as error:
-        is_free = False
         text = f"cannot be used: {error}"
-    if not is_free:
-        raise ConfigError(
-            f"output.directory: {str(directory)!r} {text}; name another folder or remove this one"
-        )
+    raise ConfigError(
+        f"output.directory: {str(directory)!r} {text}; name another folder or remove this one"
+    )
 
 
 def _configs(
@@ -143,38 +128,39 @@ def _configs(
 ) -> dict[str, RunConfig]:
     """One configuration a label; everything is checked before anything runs."""
     names = [label.partition(":")[0] for label in labels]
-    keys = [setting.partition(".")[0] for setting in settings]
-    absent = [key for key in keys if key in ALGORITHMS and key not in names]
+    by_section: dict[str, list[str]] = {"algorithm": [], **{name: [] for name in names}}
+    for setting in settings:
+        by_section.setdefault(setting.partition(".")[0], []).append(setting)
+    absent = [section for section in by_section if section in ALGORITHMS and section not in names]
     if absent:
         raise ConfigError(
             f"--set {absent[0]}.…: {absent[0]} is not among --algorithms ({', '.join(names)})"
         )
-    shared = [s for s, key in zip(settings, keys, strict=True) if key not in (*names, "algorithm")]
-    named = [f"algorithm.name={algorithm}"] if algorithm else []
-    base = RunConfig.from_file(path, [*shared, *named])
+    own = {name: by_section.pop(name) for name in dict.fromkeys(names)}
     for_all = {
-        s.partition("=")[0].strip().removeprefix("algorithm."): s
-        for s, key in zip(settings, keys, strict=True)
-        if key == "algorithm"
+        setting.partition("=")[0][len("algorithm.") :].strip(): setting
+        for setting in by_section.pop("algorithm")
     }
+    shared = [setting for section in by_section.values() for setting in section]
+    base = RunConfig.from_file(path, shared, {"algorithm.name": algorithm} if algorithm else {})
     unknown = [k for k in for_all if not any(k in ALGORITHMS[n].model_fields for n in names)]
     if unknown:
         raise ConfigError(
             f"--set algorithm.{unknown[0]}: none of {', '.join(names)} has this hyperparameter"
         )
     configs = {}
-    for label in labels:
-        name, _, variant = label.partition(":")
+    for label, name in zip(labels, names, strict=True):
+        variant = label.removeprefix(name)[1:]
         if variant and "=" not in variant:
             raise ConfigError(f"--algorithms: got {label!r}; a variant is NAME:KEY=VALUE")
-        own = [s.replace(f"{name}.", "algorithm.", 1) for s in settings if s.startswith(f"{name}.")]
-        common = [s for key, s in for_all.items() if key in ALGORITHMS[name].model_fields]
-        own += [f"algorithm.{variant}"] if variant else []
-        configs[label] = base.for_rule(name).updated([*common, *own])
+        chosen = [s for key, s in for_all.items() if key in ALGORITHMS[name].model_fields]
+        chosen += [s.replace(f"{name}.", "algorithm.", 1) for s in own[name]]
+        chosen += [f"algorithm.{variant}"] if variant else []
+        configs[label] = base.for_rule(name).updated(chosen)
     return configs
 
 
-def result_row(name: str, runs: list[Result], targets: Targets) -> dict[str, Any]:
+def _result_row(name: str, runs: list[Result], targets: Sequence[Target]) -> dict[str, Any]:
     """Return means over the seeds, and the standard deviation of the final accuracy."""
     summaries = [run.summary for run in runs]
     finals = [s["final_test_accuracy"] for s in summaries if s["final_test_accuracy"] is not None]
@@ -184,6 +170,8 @@ def result_row(name: str, runs: list[Result], targets: Targets) -> dict[str, Any
         "best_test_accuracy",
         "final_test_loss",
         "gigabytes",
+        "simulated_seconds",
+        "seconds",
     )
     return {
         "algorithm": name,
@@ -191,9 +179,8 @@ def result_row(name: str, runs: list[Result], targets: Targets) -> dict[str, Any
         "hyperparameters": summaries[0]["hyperparameters"],
         **{key: _mean([s[key] for s in summaries]) for key in means},
         "accuracy_deviation": statistics.stdev(finals) if len(finals) > 1 else None,
-        "rounds_to": targets.rounds(runs, rounds_to_target),
-        "holds_from": targets.rounds(runs, holds_from),
-        **{key: _mean([s[key] for s in summaries]) for key in ("simulated_seconds", "seconds")},
+        "rounds_to": {t.key: t.mean_round(rounds_to_target, runs) for t in targets},
+        "holds_from": {t.key: t.mean_round(holds_from, runs) for t in targets},
         "failures": sum(s["failures"] for s in summaries),
         "diverged_at": next((s["diverged_at"] for s in summaries if s["diverged_at"]), None),
     }
@@ -205,41 +192,37 @@ def _mean(values: list[float | None]) -> float | None:
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
-def print_results(rows: list[dict[str, Any]], targets: Targets) -> None:
+def _print_results(rows: list[dict[str, Any]], targets: Sequence[Target]) -> None:
     """Print the table; a metric of the user's own stands in the place of accuracy."""
     has_accuracy = any(row["final_test_accuracy"] is not None for row in rows)
-    columns = [
-        "algorithm",
-        "accuracy" if has_accuracy else "metric",
-        "best",
-        "test loss",
-        *targets.headings,
-        "GB",
-        "SRT s",
-        "seconds",
-        "failures",
-    ]
-    table = Table(*columns)
+    table = Table()
     for row in rows:
-        numbers = [row[k] for k in ("best_test_accuracy", "final_test_loss")]
-        kind = ALGORITHMS[row["algorithm"].partition(":")[0]]
-        table.add_row(
-            f"{row['algorithm']} (experimental)" if kind.experimental else row["algorithm"],
-            _final(row),
-            *("–" if number is None else f"{number:.4f}" for number in numbers),
-            *("–" if r is None else f"{r:.4g}" for r in row["rounds_to"].values()),
-            f"{row['gigabytes']:.3g}",
-            f"{row['simulated_seconds']:.1f}",
-            f"{row['seconds']:.1f}",
-            str(row["failures"]),
-        )
+        name = row["algorithm"]
+        is_experimental = ALGORITHMS[name.partition(":")[0]].experimental
+        cells = {
+            "algorithm": f"{name} (experimental)" if is_experimental else name,
+            "accuracy" if has_accuracy else "metric": _final(row),
+            "best": _number(row["best_test_accuracy"], ".4f"),
+            "test loss": _number(row["final_test_loss"], ".4f"),
+            **{t.heading: _number(row["rounds_to"][t.key], ".4g") for t in targets},
+            "GB": f"{row['gigabytes']:.3g}",
+            "SRT s": f"{row['simulated_seconds']:.1f}",
+            "seconds": f"{row['seconds']:.1f}",
+            "failures": str(row["failures"]),
+        }
+        if not table.columns:
+            for heading in cells:
+                table.add_column(heading)
+        table.add_row(*cells.values())
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def _final(row: dict[str, Any]) -> str:
-    value = row["final_test_metric"]
-    deviation = row["accuracy_deviation"]
-    text = "–" if value is None else f"{value:.4f}"
-    if deviation is not None:
-        text += f" ± {deviation:.4f}"
+    text = _number(row["final_test_metric"], ".4f")
+    if row["accuracy_deviation"] is not None:
+        text += f" ± {row['accuracy_deviation']:.4f}"
     return f"{text} (diverged)" if row["diverged_at"] else text
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"

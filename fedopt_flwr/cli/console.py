@@ -6,6 +6,8 @@ import codecs
 import contextlib
 import io
 import logging
+import os
+import re
 import sys
 import unicodedata
 import warnings
@@ -21,9 +23,18 @@ from ..errors import FedoptWarning
 
 LOG = logging.getLogger("fedopt_flwr")
 RUN_LOG = "run.log"
-_GREEK = ("GREEK SMALL LETTER ", "GREEK CAPITAL LETTER ")
 _PLAIN = str.maketrans(
-    {"−": "-", "–": "-", "⁄": "/", "·": "*", "←": "<-", "√": "sqrt ", "∇": "grad ", "‖": "||"}
+    {
+        "−": "-",
+        "–": "-",
+        "⁄": "/",
+        "·": "*",
+        "•": "*",
+        "←": "<-",
+        "√": "sqrt ",
+        "∇": "grad ",
+        "‖": "||",
+    }
 )
 _SPELLED = "fedopt-spelled"
 
@@ -31,6 +42,11 @@ _SPELLED = "fedopt-spelled"
 def errors_console() -> Console:
     """Return a console on standard error."""
     return Console(stderr=True, highlight=False)
+
+
+def mute() -> None:
+    """Let standard output go nowhere, when its reader is gone, as after `| head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def spell_what_cannot_be_shown() -> None:
@@ -49,9 +65,8 @@ def _spelled(error: UnicodeError) -> tuple[str, int]:
 
 def _spell(character: str) -> str:
     name = unicodedata.name(character, "")
-    if name.startswith(_GREEK):
-        letter = name.split()[-1]
-        return letter.lower() if name.startswith(_GREEK[0]) else letter.capitalize()
+    if greek := re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", name):
+        return greek[2].lower() if greek[1] == "SMALL" else greek[2].capitalize()
     plain = unicodedata.normalize("NFKD", character).translate(_PLAIN)
     if plain.isascii() or unicodedata.combining(character):
         return plain.encode("ascii", "ignore").decode()
@@ -81,13 +96,6 @@ def warnings_as_lines() -> Iterator[None]:
         yield
 
 
-def keep_tracebacks_off_the_console() -> None:
-    """Let nothing of the log be shown unless `--debug` or a run's directory asks for it."""
-    if not LOG.handlers:  # else Python shows warnings of the log on standard error
-        LOG.addHandler(logging.NullHandler())
-    LOG.propagate = False
-
-
 def _show_tracebacks(debug: bool) -> bool:
     if debug:
         LOG.addHandler(logging.StreamHandler())
@@ -103,35 +111,30 @@ Debug = Annotated[
 ]
 
 
-class RunLog(logging.FileHandler):
+class RunLog(logging.Handler):
     """What is logged while a run is at work, in a file of its folder; no file without a record."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory / RUN_LOG, encoding="utf-8", delay=True)
-        self.errors = "backslashreplace"
+        super().__init__()
+        self._path = directory.absolute() / RUN_LOG
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # a full disk, a moved folder: the run itself says it
-            super().emit(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Say nothing, for the same reason."""
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            super().close()
+        text = f"{self.format(record)}\n".encode(errors="backslashreplace")
+        # a full disk, a moved folder: the run itself says it
+        with contextlib.suppress(OSError), self._path.open("ab") as file:
+            file.write(text)
 
 
 @contextlib.contextmanager
-def logging_to(log: RunLog) -> Iterator[None]:
-    """Write to `log` all that the package logs meanwhile, tracebacks of failures among it."""
+def logging_to(directory: Path) -> Iterator[RunLog]:
+    """Write there all that the package logs meanwhile, tracebacks of failures among it."""
+    log = RunLog(directory)
     level = LOG.level
     LOG.addHandler(log)
     LOG.setLevel(logging.DEBUG)
     try:
-        yield
+        yield log
     finally:
         LOG.setLevel(level)
         LOG.removeHandler(log)
-        log.close()

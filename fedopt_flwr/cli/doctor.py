@@ -10,11 +10,12 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from ..config.run_config import RunConfig
 from ..errors import FedoptError
 from .console import LOG, Debug
-from .options import ConfigFile, Settings, usable_cores
+from .options import ConfigFile, Settings, require_writable, usable_cores
 
 _PACKAGES = ("fedopt-flwr", "flwr", "torch", "torchvision", "flwr-datasets", "grpcio")
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
@@ -30,35 +31,28 @@ _DATA_FILES = {
 
 def doctor(config: ConfigFile = None, settings: Settings = None, debug: Debug = False) -> None:
     """Say what this machine has, which data is available, and whether a configuration would run."""
-    if not run_checks(config, settings or []):
-        raise typer.Exit(1)
-
-
-def run_checks(path: Path | None, settings: list[str]) -> bool:
-    """Print one line a check; return whether all passed."""
-    config = RunConfig.from_file(path, settings)
-    checks: list[tuple[str, Callable[[], str]]] = [
-        ("packages", _packages),
-        ("processors", _processors),
-        ("CUDA", _cuda),
-        ("proxy", lambda: describe_proxy(config.transport.proxy)),
-        ("data", lambda: _data(config.data.path)),
-        ("cache", _cache),
-        ("configuration", lambda: _configuration(config)),
-    ]
+    run_config = RunConfig.from_file(config, settings or [])
+    checks: dict[str, Callable[[], str]] = {
+        "packages": _packages,
+        "processors": lambda: f"{usable_cores()} usable of {os.cpu_count()}, {platform.machine()}",
+        "CUDA": _cuda,
+        "proxy": lambda: describe_proxy(run_config.transport.proxy),
+        "data": lambda: _data(run_config.data.path),
+        "cache": _cache,
+        "configuration": lambda: _configuration(run_config),
+    }
     console = Console(highlight=False)
     passed = True
-    for name, check in checks:
+    for name, check in checks.items():
         try:
-            found = check()
-            console.print(f"[green]ok[/]       {name}: ", end="")
-            console.print(found, markup=False, soft_wrap=True)
+            line = f"[green]ok[/]       {name}: {escape(check())}"
         except FedoptError as error:
             passed = False
             LOG.debug("%s", name, exc_info=error)
-            console.print(f"[red]problem[/]  {name}: ", end="")
-            console.print(str(error), markup=False, soft_wrap=True)
-    return passed
+            line = f"[red]problem[/]  {name}: {escape(str(error))}"
+        console.print(line, soft_wrap=True)
+    if not passed:
+        raise typer.Exit(1)
 
 
 def _packages() -> str:
@@ -66,14 +60,10 @@ def _packages() -> str:
     return f"Python {platform.python_version()}, {versions}"
 
 
-def _processors() -> str:
-    return f"{usable_cores()} usable of {os.cpu_count()}, {platform.machine()}"
-
-
 def describe_proxy(proxy: str | None) -> str:
-    found = [name for name in _PROXY_VARIABLES if os.environ.get(name)]
-    found += [name.upper() for name in _PROXY_VARIABLES if os.environ.get(name.upper())]
-    ignored = f"{', '.join(dict.fromkeys(found))}: set, but not used between server and clients"
+    named = [name for name in os.environ if name.lower() in _PROXY_VARIABLES]
+    found = sorted((name for name in named if os.environ[name]), key=str.lower)
+    ignored = f"{', '.join(found)}: set, but not used between server and clients"
     if proxy is not None:
         used = f"`fedopt client` uses {proxy} (transport.proxy) to a server on another machine"
         return f"{used}; {ignored}" if found else used
@@ -85,10 +75,8 @@ def describe_proxy(proxy: str | None) -> str:
 def _cuda() -> str:
     import torch
 
-    count = torch.cuda.device_count()
-    if count == 0:
-        return "no device; training runs on the CPU"
-    return ", ".join(torch.cuda.get_device_name(i) for i in range(count))
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return ", ".join(names) or "no device; training runs on the CPU"
 
 
 def _data(path: Path | None) -> str:
@@ -108,24 +96,19 @@ def _cache() -> str:
     from ..data.files import cache_root
 
     folder = cache_root()
-    existing = next(p for p in (folder, *folder.parents) if p.exists())
-    if not os.access(existing, os.W_OK):
-        raise FedoptError(
-            f"{str(folder)!r} cannot be written; set XDG_CACHE_HOME to a folder that can"
-        )
+    require_writable("cache", folder, "set XDG_CACHE_HOME to a folder that can be written")
     return f"{folder} can be written"
 
 
 def _configuration(config: RunConfig) -> str:
     """Put the whole experiment together and say what a round would send."""
-    from ..flower.sizes import message_bytes, require_messages_fit
+    from ..flower.sizes import require_messages_fit
     from ..run.experiment import Experiment
 
     experiment = Experiment(config)
     rule = experiment.rule
     model = experiment.model
-    require_messages_fit(rule, model, config)
-    down, up = message_bytes(rule, model, config)
+    down, up = require_messages_fit(rule, model, config)
     asked = config.federation.clients_per_round
     return (
         f"{rule.name} on {config.data.name} with {config.model.name} ({model.size:,} parameters) "

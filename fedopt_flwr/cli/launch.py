@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ..config.run_config import RunConfig
 from ..config.text import as_setting
-from ..errors import ConfigError
 from .console import Debug
 from .options import (
     AlgorithmName,
     ConfigFile,
     Resume,
     Settings,
-    read_config,
+    config_of_run,
+    require_alone,
     usable_cores,
-    with_directory,
 )
-
-if TYPE_CHECKING:
-    from ..run.checkpoints import Checkpoint
 
 
 def launch(
@@ -39,55 +34,32 @@ def launch(
     """Start a server and client processes on this machine, and end them all."""
     changed = [*(settings or [])]
     changed += [] if clients is None else [f"federation.num_clients={clients}"]
+    changed += [as_setting("algorithm.name", algorithm)] if algorithm else []
     if resume is None:
-        run_config = with_directory(read_config(config, algorithm, changed))
+        run_config = config_of_run(config, None, changed)
         checkpoint = None
-        changed += [f"algorithm.name={algorithm}"] if algorithm else []
     else:
-        if config or changed or algorithm:
-            raise ConfigError(
-                "--resume: takes the configuration from its directory; give no other beside it"
-            )
+        require_alone(config, changed)
         from ..run.resuming import read_run
 
         run_config, checkpoint = read_run(resume)
         config = (resume / "config.toml").absolute()
         changed = [as_setting("output.directory", str(resume))]
-    total = run_config.federation.num_clients
-    _launch(
-        run_config,
-        checkpoint,
-        client_arguments=[
-            *([str(config)] if config else []),
-            *(word for setting in changed for word in ("--set", setting)),
-        ],
-        num_processes=min(total, processes or max(4, usable_cores())),
-    )
-
-
-def _launch(
-    config: RunConfig,
-    checkpoint: Checkpoint | None,
-    *,
-    client_arguments: list[str],
-    num_processes: int,
-) -> None:
     from ..deployment.launcher import launch as launch_run
-    from ..engines.stream import Roster
     from .show_federation import FederationDisplay
 
-    folder = config.output.directory
-    total = config.federation.num_clients
-    with FederationDisplay(directory=folder) as display:
-        display.watch(Roster(display.say), total)
+    total = run_config.federation.num_clients
+    num_processes = min(total, processes or max(4, usable_cores()))
+    folder = run_config.output.directory or Path("runs")
+    with FederationDisplay(run_config) as display:
         display.say(f"{total} clients in {num_processes} processes; logs in {folder}/logs")
         result = launch_run(
-            config,
-            client_arguments,
+            run_config,
+            [*([str(config)] if config else []), *(f"--set={setting}" for setting in changed)],
             num_processes=num_processes,
-            folder=folder or Path("runs"),
+            folder=folder,
             listener=display,
             roster=display.roster,
             checkpoint=checkpoint,
         )
-    display.print_result(result, folder)
+    display.finish(result)

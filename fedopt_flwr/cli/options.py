@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -39,15 +41,12 @@ AlgorithmName = Annotated[
 ]
 
 
-def read_config(
-    config: Path | None, algorithm: str | None, settings: list[str] | None
+def config_of_run(
+    path: Path | None, algorithm: str | None, settings: list[str] | None
 ) -> RunConfig:
-    own = {"algorithm.name": algorithm} if algorithm else {}
-    return RunConfig.from_file(config, settings or [], own)
-
-
-def with_directory(config: RunConfig) -> RunConfig:
-    """Give a run without a directory a new one under runs/."""
+    """Read a run's configuration; without a directory it gets a new one under runs/."""
+    named = {"algorithm.name": algorithm} if algorithm else {}
+    config = RunConfig.from_file(path, settings or [], named)
     if config.output.directory is not None:
         return config
     name = f"{config.algorithm.name}-{config.data.name}".replace(":", "-")
@@ -56,26 +55,50 @@ def with_directory(config: RunConfig) -> RunConfig:
 
 def new_folder(name: str) -> Path:
     """Return a folder in runs/ named by the microsecond, so that no two runs share one."""
-    from datetime import datetime
-
     return Path(f"runs/{datetime.now():%Y%m%d-%H%M%S-%f}-{name}")
 
 
-def require_state_directory(path: Path) -> None:
-    nearest = next((p for p in (path, *path.absolute().parents) if p.exists()), path)
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        what = "is no folder" if not nearest.is_dir() else "cannot be written to"
+def require_address(option: str, address: str, *, lowest_port: int) -> None:
+    """Raise ConfigError with the remedy unless this is HOST:PORT or [IPv6]:PORT."""
+    host, _, port = address.rpartition(":")
+    is_host = re.fullmatch(r"[^\s:/@\[\]]+|\[[0-9A-Fa-f:.%\w]+\]", host)
+    if is_host and re.fullmatch("[0-9]{1,5}", port) and lowest_port <= int(port) <= 65535:
+        return
+    remedy = "name the host and the port alone, as in fl.example.org:8080 or [2001:db8::1]:8080"
+    found = re.fullmatch(r"(?:\w[\w+.-]*://)?([^\s:/@]+:[0-9]{1,5})(?:/.*)?", address)
+    if found and found[1] != address:
+        remedy = f"write {found[1]}"
+    elif address.startswith("unix:"):
+        remedy = "sockets of the file system are not supported"
+    elif re.fullmatch(r"[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:]*", address):
+        remedy = "put an IPv6 address into brackets, as in [2001:db8::1]:8080"
+    elif re.fullmatch(r"(?:\w[\w+.-]*://)?[^\s:/@]+/?", address):
+        remedy = "add the port, as in fl.example.org:8080"
+    raise ConfigError(
+        f"{option}: got {address!r}; must be HOST:PORT, with a port from "
+        f"{lowest_port} to 65535; {remedy}"
+    )
+
+
+def require_alone(*others: object) -> None:
+    """Raise ConfigError if something else is given beside --resume."""
+    if any(others):
         raise ConfigError(
-            f"--state-dir: got {str(path)!r}; {str(nearest)!r} {what}; name a folder on a disk "
-            "that stays"
+            "--resume: takes the configuration from its directory; give no other beside it"
         )
 
 
-def require_no_files(*files: Path | None) -> None:
+def require_writable(field: str, folder: Path, remedy: str) -> None:
+    """Raise ConfigError unless a folder, or where it would be made, can be written to."""
+    nearest = next((p for p in (folder, *folder.absolute().parents) if p.exists()), folder)
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        what = "is no folder" if not nearest.is_dir() else "cannot be written to"
+        raise ConfigError(f"{field}: got {str(folder)!r}; {str(nearest)!r} {what}; {remedy}")
+
+
+def warn_insecure(consequence: str, *files: Path | None) -> None:
+    """Warn of what --insecure means; ConfigError if it comes with certificates."""
     if any(files):
         raise ConfigError("--insecure: uses no certificates; leave it out or leave them out")
-
-
-def warn_insecure(consequence: str) -> None:
     text = f"--insecure: nothing is encrypted; {consequence}"
     warnings.warn(text, FedoptWarning, stacklevel=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError, FedoptWarning
-from .addresses import require_address, with_port
 from .console import Debug
 from .options import (
     AlgorithmName,
@@ -20,10 +18,9 @@ from .options import (
     Key,
     Resume,
     Settings,
-    read_config,
-    require_no_files,
+    config_of_run,
+    require_address,
     warn_insecure,
-    with_directory,
 )
 
 if TYPE_CHECKING:
@@ -49,21 +46,18 @@ def server(
     if resume is not None and algorithm:
         raise ConfigError("--resume: takes the rule from its directory; leave out --algorithm")
     if resume is None:
-        run_config = with_directory(read_config(config, algorithm, settings))
+        run_config = config_of_run(config, algorithm, settings)
         checkpoint = None
     else:
         from ..run.resuming import read_run
 
         run_config, checkpoint = read_run(resume, config, settings or [])
-    if not insecure:
-        os.environ["GRPC_VERBOSITY"] = "info"  # HandshakeLog lives on it; before flwr is imported
     tls = _server_tls(certificate, key, client_ca, insecure)
-    from ..engines.stream import Roster
     from ..run.serve import serve
     from .show_federation import FederationDisplay
 
-    with FederationDisplay(directory=run_config.output.directory) as display:
-        display.watch(Roster(display.say), run_config.federation.num_clients)
+    host = address.rpartition(":")[0]
+    with FederationDisplay(run_config) as display:
         result = serve(
             run_config,
             address,
@@ -71,17 +65,17 @@ def server(
             listener=display,
             roster=display.roster,
             checkpoint=checkpoint,
-            on_listening=lambda port: display.say(f"listening at {with_port(address, port)}"),
+            on_listening=lambda port: display.say(f"listening at {host}:{port}"),
         )
-    display.finish(result, run_config.output.directory)
+    display.finish(result)
 
 
 def _server_tls(
     certificate: Path | None, key: Path | None, client_ca: Path | None, insecure: bool
 ) -> ServerTls | None:
     if insecure:
-        require_no_files(certificate, key, client_ca)
-        warn_insecure("anyone who reaches this port can join, and read and change the model")
+        what = "anyone who reaches this port can join, and read and change the model"
+        warn_insecure(what, certificate, key, client_ca)
         return None
     if certificate is None or key is None:
         raise ConfigError(

@@ -4,102 +4,63 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
+from pydantic import BaseModel
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from ..algorithm import Algorithm, Plan
+from ..algorithms.padamfed import PAdaMFed
+from ..algorithms.padamfed_vr import PAdaMFedVR
 from ..errors import RunError, Terminated
-from .console import (
-    RunLog,
-    errors_console,
-    logging_to,
-    spell_what_cannot_be_shown,
-    warnings_as_lines,
-)
+from ..rounds.record import RoundRecord
+from ..run.checkpoints import has_checkpoint
+from ..run.experiment import Experiment
+from ..run.result import Result
+from .console import errors_console, logging_to, spell_what_cannot_be_shown, warnings_as_lines
 
-if TYPE_CHECKING:
-    import numpy as np
-    from pydantic import BaseModel
-    from rich.progress import Progress, TaskID
-
-    from ..algorithm import Algorithm, Plan
-    from ..rounds.record import RoundRecord
-    from ..run.experiment import Experiment
-    from ..run.result import Result
-
-_MISSED = {  # by phase
-    "start": "not counted",
-    "gradient": "not grouped by its gradient",
-    "train": "not counted",
-}
 _LINES = 10  # plain lines a run, about
 
 
-def mute() -> None:
-    """Let standard output go nowhere, when its reader is gone, as after `| head`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 class RunDisplay:
-    """Shows one run; a `Listener` by shape, so that importing this needs no torch."""
+    """Shows one run; a `Listener`."""
 
-    def __init__(self, label: str | None = None, *, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, *, shows_setting: bool = True) -> None:
         self._console = Console(highlight=False)
-        self._label = label
+        self._shows_setting = shows_setting  # else the rule alone
         self._progress: Progress | None = None
-        self._task: TaskID | None = None
         self._num_rounds = 0
         self._last_round: int | None = None
         self._directory = directory
-        self._started = time.monotonic()
-        self._on_sigterm: Any = None  # the handler before
         self._meanwhile = contextlib.ExitStack()
-        self._log: RunLog | None = None  # of a run in a directory
+        self._log: logging.Handler | None = None  # of a run that began in a directory
 
     def __enter__(self) -> Self:
         spell_what_cannot_be_shown()
         self._meanwhile.enter_context(warnings_as_lines())
-        if self._directory is not None:
-            self._log = RunLog(self._directory)
-            self._log.addFilter(lambda record: self._num_rounds > 0)  # the directory is the run's
-            self._meanwhile.enter_context(logging_to(self._log))
         # Flower's local simulation runs a ServerApp in a thread, which may set no handler
         if threading.current_thread() is threading.main_thread():
-            self._on_sigterm = signal.signal(signal.SIGTERM, _terminate)
+            before = signal.signal(signal.SIGTERM, _terminate)
+            self._meanwhile.callback(signal.signal, signal.SIGTERM, before or signal.SIG_DFL)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._log is not None and isinstance(error, Exception):  # `main` shows it
             text = {"msg": "the run failed", "exc_info": (kind, error, trace)}
             self._log.handle(logging.makeLogRecord(text))
         self._meanwhile.close()
-        if self._on_sigterm is not None:
-            signal.signal(signal.SIGTERM, self._on_sigterm)
         if isinstance(error, KeyboardInterrupt):
             errors_console().print(f"stopped {self._how_to_resume()}", markup=False, soft_wrap=True)
             if isinstance(error, Terminated):
                 sys.exit(128 + signal.SIGTERM)  # else 130, which the library of the command sets
 
-    def _stop(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
     def _how_to_resume(self) -> str:
-        from ..run.checkpoints import has_checkpoint
-
         when = f"after round {self._last_round}" if self._last_round else "before a round was over"
         if self._directory is not None and has_checkpoint(self._directory):
             return f"{when}; continue with --resume {self._directory}"
@@ -113,50 +74,35 @@ class RunDisplay:
         """Print the header and start the bar."""
         self._num_rounds = plan.num_rounds
         self._started = time.monotonic()
-        if self._label is None:
+        if self._directory is not None:  # it is this run's from here on
+            self._log = self._meanwhile.enter_context(logging_to(self._directory))
+        if self._shows_setting:
             self._print_setting(plan, experiment)
-        self._print_rule(rule, plan, experiment.rule)
+        mark = " (experimental)" if rule.experimental else ""
+        self._print(f"{rule.name}{mark}: {hyperparameter_text(rule, plan, experiment.rule)}")
         if not self._console.is_terminal:
             return
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-            console=self._console,
-        )
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[state]}")
+        self._progress = Progress(*columns, "ETA", TimeRemainingColumn(), console=self._console)
         self._show_progress(self._progress)
-        self._task = self._progress.add_task(rule.name, total=plan.num_rounds, state="")
+        self._progress.add_task(rule.name, total=plan.num_rounds, state="")
 
     def _show_progress(self, progress: Progress) -> None:
-        progress.start()
+        self._meanwhile.enter_context(progress)
 
     def _print_setting(self, plan: Plan, experiment: Experiment) -> None:
         config = experiment.config
         model = experiment.model
         training = config.training
-        work = (
-            f"{training.local_steps} local steps"
-            if training.local_steps
-            else f"{training.local_epochs} local epochs"
-        )
+        work = training.local_steps or training.local_epochs
+        unit = "steps" if training.local_steps else "epochs"
         batch = f"batches of {training.batch_size}" if training.batch_size else "full batches"
         self._print(
             f"{config.data.name}, {config.model.name} with {model.size:,} parameters, "
             f"{plan.num_clients} clients with {min(plan.num_examples.values())} to "
             f"{max(plan.num_examples.values())} examples, {plan.clients_per_round} a round, "
-            f"{plan.num_rounds} rounds, {work}, {batch}, seed {config.federation.seed}, "
-            f"{experiment.device}"
+            f"{plan.num_rounds} rounds, {work} local {unit}, {batch}, "
+            f"seed {config.federation.seed}, {experiment.device}"
         )
         options = [*_chosen(config.federation, "sampler", "warmup_rounds", "weighting")]
         options += _chosen(config.schedule, *type(config.schedule).model_fields)
@@ -166,18 +112,17 @@ class RunDisplay:
         if config.federation.buffers == "local" and model.has_buffers:
             self._print("buffers stay local: evaluation uses the batch's statistics")
 
-    def _print_rule(self, rule: Algorithm, plan: Plan, given: Algorithm) -> None:
-        mark = " (experimental)" if rule.experimental else ""
-        self._print(f"{rule.name}{mark}: {hyperparameter_text(rule, plan, given)}")
-
     def on_round(self, record: RoundRecord) -> None:
         """Move the bar, or print a line now and then; errors of clients always."""
         self._last_round = record.round
         for item in record.errors:
+            grouped = item["phase"] == "gradient"  # before the round, by the clustered sampler
+            missed = "not grouped by its gradient" if grouped else "not counted"
             who = f"round {record.round}: client {item['client']}"
-            self._print(f"{who} {_MISSED[item['phase']]}: {item['error']}", "yellow")
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=record.round, state=_state(record))
+            self._print(f"{who} {missed}: {item['error']}", "yellow")
+        if self._progress is not None:
+            (task,) = self._progress.task_ids
+            self._progress.update(task, completed=record.round, state=_state(record))
             return
         every = max(1, self._num_rounds // _LINES)
         if record.round % every == 0 or record.round == self._num_rounds:
@@ -187,24 +132,22 @@ class RunDisplay:
             number = f"round {record.round}/{self._num_rounds}"
             self._print(f"{number}  {_state(record)}  ETA {remaining:.0f} s")
 
-    def finish(self, result: Result, directory: Path | None) -> None:
-        """Print the outcome and where the files are."""
+    def finish(self, result: Result) -> None:
+        """Print the outcome and where the files are; RunError if the run ended without replies."""
         summary = result.summary
         loss = summary["final_test_loss"]
+        best = summary["best_test_accuracy"]
         parts = [
             f"test loss {loss:.4f}" if loss is not None else "no test data",
             _measured(summary["final_test_accuracy"], summary["final_test_metric"]),
+            f"best {best:.4f}" if best is not None else "",
             f"{summary['gigabytes']:.3g} GB",
             f"{summary['seconds']:.1f} s",
             f"{summary['failures']} failures" if summary["failures"] else "",
         ]
         self._print("done: " + ", ".join(part for part in parts if part))
-        self._print_place(result, directory)
-
-    def _print_place(self, result: Result, directory: Path | None) -> None:
-        """Say where the files are; RunError if the run ended without replies."""
-        if directory is not None:
-            self._print(f"results in {directory}")
+        if self._directory is not None:
+            self._print(f"results in {self._directory}")
         if result.last_error is not None:
             first = result.idle_from
             what = ", so nothing was trained" if first == 1 else f" from round {first} on"
@@ -244,9 +187,6 @@ def hyperparameter_text(rule: Algorithm, plan: Plan, given: Algorithm | None = N
 
 def _no_momentum(rule: Algorithm, plan: Plan, given: Algorithm | None) -> str:
     """Say that β = 1 means no momentum in these rules, and why they chose it."""
-    from ..algorithms.padamfed import PAdaMFed
-    from ..algorithms.padamfed_vr import PAdaMFedVR
-
     if not isinstance(rule, PAdaMFed) or rule.momentum != 1:
         return ""
     if not isinstance(given, PAdaMFed) or given.momentum is not None:
@@ -256,19 +196,6 @@ def _no_momentum(rule: Algorithm, plan: Plan, given: Algorithm | None) -> str:
     if isinstance(rule, PAdaMFedVR):
         horizon = f"T² <= S·K: {plan.num_rounds**2}"
     return f" (no momentum, as {horizon} <= {samples:g})"
-
-
-def print_label_counts(counts: np.ndarray) -> None:
-    """Print a table of examples of each class (columns) at each client (rows)."""
-    from rich.table import Table
-
-    table = Table("client", "examples", *map(str, range(counts.shape[1])), box=None, pad_edge=False)
-    for client, row in enumerate(counts):
-        cells = [str(n) if n else "·" for n in row]
-        table.add_row(str(client), str(row.sum()), *cells)
-    table.add_row("all", str(counts.sum()), *map(str, counts.sum(axis=0)))
-    width = None if sys.stdout.isatty() else 24 + 7 * counts.shape[1]
-    Console(width=width).print(table)
 
 
 def _measured(accuracy: float | None, metric: float | None) -> str:

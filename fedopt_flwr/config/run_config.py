@@ -7,10 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import (
-    PrivateAttr,
-    ValidationError,
-)
+from pydantic import PrivateAttr, ValidationError
 
 from ..algorithm import Algorithm
 from ..algorithms import ALGORITHMS, load_rule
@@ -30,7 +27,7 @@ from .sections import (
     _Options,
     _Section,
 )
-from .text import apply_setting, read_toml, set_value
+from .text import changed, read_toml
 
 
 class RunConfig(_Section):
@@ -69,8 +66,7 @@ class RunConfig(_Section):
     @property
     def import_folders(self) -> tuple[Path, ...]:
         """Where `module:attribute` names are looked up, in order."""
-        here = Path.cwd()
-        return (self._folder, here) if self._folder else (here,)
+        return tuple(filter(None, (self._folder, Path.cwd())))
 
     def looking_in(self, folder: Path | None) -> Self:
         """Make `folder` the first place where `module:attribute` names are looked up."""
@@ -86,12 +82,9 @@ class RunConfig(_Section):
     ) -> Self:
         """Read a TOML file (None: all defaults), then apply `section.key=VALUE` settings, then
         values by their `section.key`."""
-        data = read_toml(Path(path)) if path is not None else {}
-        for setting in settings:
-            apply_setting(data, setting)
-        for key, value in (values or {}).items():
-            set_value(data, key, value)
-        return cls(**data).looking_in(None if path is None else Path(path).resolve().parent)
+        data = {} if path is None else read_toml(Path(path))
+        folder = None if path is None else Path(path).resolve().parent
+        return cls(**changed(data, settings, values)).looking_in(folder)
 
     @classmethod
     def coerce(cls, config: RunConfig | Mapping[str, Any] | Path | str) -> RunConfig:
@@ -109,17 +102,11 @@ class RunConfig(_Section):
 
     def updated(self, settings: Iterable[str]) -> Self:
         """Return a copy with `section.key=VALUE` settings applied."""
-        data = self.to_dict()
-        for setting in settings:
-            apply_setting(data, setting)
-        return type(self)(**data).looking_in(self._folder)
+        return type(self)(**changed(self.to_dict(), settings)).looking_in(self._folder)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """Return a copy with these values by their `section.key`."""
-        data = self.to_dict()
-        for key, value in values.items():
-            set_value(data, key, value)
-        return type(self)(**data).looking_in(self._folder)
+        return type(self)(**changed(self.to_dict(), values=values)).looking_in(self._folder)
 
     def make_rule(self) -> Algorithm:
         """Return the configured rule; ConfigError names every hyperparameter that is wrong."""
@@ -132,8 +119,7 @@ class RunConfig(_Section):
         """Return a copy for another rule, without the hyperparameters of this one."""
         if name == self.algorithm.name:
             return self
-        config = self.model_copy(update={"algorithm": AlgorithmSection(name=name)})
-        return config.looking_in(self._folder)
+        return self.model_copy(update={"algorithm": AlgorithmSection(name=name)})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that TOML can hold and that mean the same in every directory."""

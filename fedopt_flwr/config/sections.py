@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -67,11 +66,16 @@ class AlgorithmSection(_Section):
         return dict(self.model_extra or {})
 
 
-class FederationSection(_Section):
+class Facts(_Section):
+    """What a client has to know of its federation."""
+
     num_clients: Count = 20  # N
+    seed: int = Field(0, ge=0, le=MAX_SEED)
+
+
+class FederationSection(Facts):
     clients_per_round: Count = Field(5, validate_default=True)  # S
     num_rounds: Count = 50  # T
-    seed: int = Field(0, ge=0, le=MAX_SEED)
     sampler: Literal["uniform", "multinomial", "adaptive", "clustered"] = "uniform"
     warmup_rounds: Count = 4  # of all clients, before `clustered` groups them
     weighting: Literal["uniform", "examples"] | None = None  # p_i: 1/N or n_i/Σn; the rule's own
@@ -103,8 +107,7 @@ class FederationSection(_Section):
     @field_validator("clients_per_round", "min_replies")
     @classmethod
     def _within(cls, count: int, info: ValidationInfo) -> int:
-        limit = {"clients_per_round": "num_clients", "min_replies": "clients_per_round"}
-        above = limit[str(info.field_name)]
+        above = "clients_per_round" if info.field_name == "min_replies" else "num_clients"
         if count > info.data.get(above, count):
             raise ValueError(
                 f"federation.{info.field_name}: got {count}; must be between 1 and {above} "
@@ -114,41 +117,25 @@ class FederationSection(_Section):
 
 
 class TrainingSection(_Section):
-    local_steps: Count | None = None  # K; 10 unless local_epochs is given
     local_epochs: Count | None = None
+    local_steps: Count | None = Field(None, validate_default=True)  # K; 10 unless by epochs
     batch_size: int = Field(32, ge=0, le=10**9)  # 0: the full local data
     weight_decay: Rate = 0.0  # part of the loss: adds weight_decay · y to ∇F
     clip_norm: Rate = 0.0  # largest norm of the loss's gradient; 0: no limit
     gradient_momentum: float = Field(0.0, ge=0, lt=1)  # within a round, as torch's SGD
-    device: str = "auto"
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")
     threads: int = Field(1, ge=1, le=1024)  # intra-op threads of a client and of the server
 
-    @field_validator("device")
+    @field_validator("local_steps")
     @classmethod
-    def _known_device(cls, device: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device, re.ASCII):
-            raise ValueError(
-                f"training.device: got {device!r}; must be 'auto', 'cpu', 'cuda', or 'cuda:0', "
-                "'cuda:1' and so on"
-            )
-        return device
-
-    @field_validator("local_epochs")
-    @classmethod
-    def _one_measure_of_work(cls, epochs: int | None, info: ValidationInfo) -> int | None:
-        steps = info.data.get("local_steps")
+    def _one_measure_of_work(cls, steps: int | None, info: ValidationInfo) -> int | None:
+        epochs = info.data.get("local_epochs")
         if steps is not None and epochs is not None:
             raise ValueError(
                 f"training.local_epochs: got {epochs} beside local_steps = {steps}; give only one "
                 "of them"
             )
-        return epochs
-
-    @model_validator(mode="after")
-    def _default_work(self) -> Self:
-        if self.local_steps is None and self.local_epochs is None:
-            object.__setattr__(self, "local_steps", 10)
-        return self
+        return 10 if steps is epochs is None else steps
 
 
 class PartitionSection(_Section):
@@ -217,14 +204,8 @@ class TransportSection(_Section):
 
     max_message_mb: int = Field(512, ge=1, le=2047)  # MiB; gRPC itself ends below 2 GiB
     keep_alive_seconds: float = Field(30, ge=2, le=86400)  # a silent connection is dead after this
-    proxy: str | None = None  # http://host:port; a client's way to a server on another machine
-
-    @field_validator("proxy")
-    @classmethod
-    def _plain_proxy(cls, proxy: str | None) -> str | None:
-        if proxy is None or re.fullmatch(r"http://([\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}", proxy):
-            return proxy
-        raise ValueError(f"transport.proxy: got {proxy!r}; must be http://HOST:PORT; or remove it")
+    # a client's way to a server on another machine
+    proxy: str | None = Field(None, pattern=r"^http://([\w.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}$")
 
 
 class LimitsSection(_Section):

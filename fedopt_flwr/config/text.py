@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable, Mapping
 from datetime import date, time
 from pathlib import Path
 from typing import Any
@@ -19,44 +20,50 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return a file's tables; ConfigError if there is none or it is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError):
-        raise ConfigError(f"config file: {str(path)!r} is not a file; check the path") from None
     except OSError as error:
-        raise ConfigError(f"config file: {str(path)!r} cannot be read: {error}") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not TOML, not UTF-8, or a number of thousands of digits
+        raise ConfigError(
+            f"config file: {str(path)!r} is not a file that can be read: {error.strerror}; check "
+            "the path"
+        ) from None
+    except (ValueError, RecursionError) as error:  # also: not UTF-8, thousands of digits
         raise ConfigError(
             f"config file: {str(path)!r} is not TOML: {error}; fix that line"
         ) from None
 
 
-def apply_setting(data: dict[str, Any], setting: str) -> None:
-    """Set `section.key=VALUE` in `data`; VALUE is read as TOML, else as a bare string."""
-    key, equals, text = setting.partition("=")
-    parts = key.strip().split(".")
+def changed(
+    data: dict[str, Any], settings: Iterable[str] = (), values: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Apply `section.key=VALUE` settings to `data`, then values by their `section.key`.
+
+    ConfigError for a setting of another form, or whose section is a value.
+    """
+    for key, value in (*map(_parsed, settings), *(values or {}).items()):
+        *sections, last = key.split(".")
+        if sections[0] == "rules" and sections[1:]:  # yours has dots: rules.pkg.mod:Rule.key
+            sections = ["rules", ".".join(sections[1:])]
+        inner = data
+        for part in sections:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"--set {key}: {part!r} is a value, not a section")
+        inner[last] = value
+    return data
+
+
+def _parsed(setting: str) -> tuple[str, Any]:
+    """Return key and value; the latter is read as TOML, else as a bare string."""
+    key, equals, text = (part.strip() for part in setting.partition("="))
+    parts = key.split(".")
     if not equals or len(parts) < 2 or not all(parts):
         raise ConfigError(f"--set {setting!r}: must have the form section.key=VALUE")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
-        value = text.strip()
+        return key, text
     is_date = isinstance(value, (date, time))  # no key takes one
-    is_number = isinstance(value, (int, float)) and key.strip() in _PATHS  # runs/2024 as 2024
-    set_value(data, key, text.strip() if is_date or is_number else value)
-
-
-def set_value(data: dict[str, Any], key: str, value: Any) -> None:
-    """Put a value at its `section.key`; ConfigError if the section is a value."""
-    parts = key.strip().split(".")
-    if parts[0] == "rules" and len(parts) > 2:  # your own has dots: rules.pkg.mod:Rule.key
-        parts = ["rules", ".".join(parts[1:-1]), parts[-1]]
-    for part in parts[:-1]:
-        data = data.setdefault(part, {})
-        if not isinstance(data, dict):
-            raise ConfigError(f"--set {key}: {part!r} is a value, not a section")
-    data[parts[-1]] = value
+    is_number = isinstance(value, (int, float)) and key in _PATHS  # runs/2024 as 2024
+    return key, text if is_date or is_number else value
 
 
 def as_setting(key: str, value: Any) -> str:

@@ -25,6 +25,13 @@ class Check:
     run: Callable[[Kind], None]
 
 
+def check(
+    name: str, applies: Callable[[Kind], bool] = lambda kind: True
+) -> Callable[[Callable[[Kind], None]], Check]:
+    """Return a decorator that makes a function a check of that name, of any rule by default."""
+    return lambda run: Check(name, applies, run)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came of one check; `note` is empty unless it failed."""

@@ -3,62 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, ClientId, ClientState, Plan, Reply, ServerState
+from ..algorithm import Algorithm, ClientId, ClientState, Plan, Reply
 from ..rounds.sampling import reply_weights
+from .checks import Kind, require
 
 START = [1.0, -1.0]  # the model before round 1
 RATES = {"client_learning_rate": 0.1, "server_learning_rate": 1.0}
 Batch = tuple[float, Tensor | float]  # curvature h and slope a: the gradient is h(y − centre) + a
 
 
+@dataclass
 class Toy:
     """F(y) = the mean over its minibatches of ½h‖y − centre‖² + a·y."""
 
-    num_examples = 1
-
-    def __init__(self, centre: Sequence[float], batches: Sequence[Batch], scale: float = 1) -> None:
-        self.centre = torch.tensor(centre, dtype=torch.float32)
-        self._batches = list(batches)
-        self._scale = scale
-        self.seen: set[int] = set()  # minibatches whose gradient was taken
+    centre: Sequence[float]
+    minibatches: Sequence[Batch]
+    seen: set[int] = field(default_factory=set)  # minibatches whose gradient was taken
+    num_examples: int = 1
 
     @property
     def num_steps(self) -> int:
-        return len(self._batches)
+        return len(self.minibatches)
 
     def working_copy(self, x: Tensor) -> Tensor:
         return x.clone()
 
     def batches(self) -> Iterator[Any]:
-        return iter(range(len(self._batches)))
+        return iter(range(self.num_steps))
 
     def gradient(self, y: Tensor, batch: Any) -> Tensor:
         self.seen.add(batch)
-        curvature, slope = self._batches[batch]
-        gradient: Tensor = (curvature * (y - self.centre) + slope) * self._scale
+        curvature, slope = self.minibatches[batch]
+        gradient: Tensor = curvature * (y - torch.tensor(self.centre)) + slope
         return gradient
 
     def full_gradient(self, y: Tensor, num_examples: int = 0) -> Tensor:
         return torch.stack([self.gradient(y, b) for b in self.batches()]).mean(dim=0)
 
 
-def quadratic(
-    centre: Sequence[float], curvature: float = 1.0, steps: int = 3, scale: float = 1
-) -> Toy:
+def quadratic(centre: Sequence[float], curvature: float = 1.0, steps: int = 3) -> Toy:
     """Full-batch quadratic: every minibatch is the whole."""
-    return Toy(centre, [(curvature, torch.zeros(len(centre)))] * steps, scale)
+    return Toy(centre, [(curvature, 0.0)] * steps)
 
 
-def linear(slope: Sequence[float], steps: int = 3, noise: Sequence[float] = ()) -> Toy:
-    """Linear loss; minibatch b has the slope plus noise[b] in every direction (noise sums to 0)."""
-    base = torch.tensor(slope, dtype=torch.float32)
-    spread = list(noise) or [0.0] * steps
-    return Toy([0.0] * len(slope), [(0.0, base + n) for n in spread])
+def linear(slope: Sequence[float], steps: int = 3) -> Toy:
+    """Linear loss: the gradient is the slope, everywhere and for every minibatch."""
+    return Toy([0.0] * len(slope), [(0.0, torch.tensor(slope))] * steps)
 
 
 class Federation:
@@ -68,14 +64,13 @@ class Federation:
         self,
         rule: Algorithm,
         toys: Sequence[Toy],
-        x: Sequence[float],
+        x: Sequence[float] = START,
         *,
         sampled: int | None = None,
         num_rounds: int = 400,
         importance: Sequence[float] = (),
     ) -> None:
         count = len(toys)
-        shares = list(importance) or [1 / count] * count
         self.toys = list(toys)
         self.number = 0  # of the last round
         self.plan = Plan(
@@ -84,38 +79,36 @@ class Federation:
             num_rounds=num_rounds,
             num_examples=dict.fromkeys(range(count), 1),
             local_steps={i: toy.num_steps for i, toy in enumerate(toys)},
-            importance=dict(enumerate(shares)),
+            importance=dict(enumerate(importance or [1 / count] * count)),
         )
         self.rule = self.now = rule.resolve(self.plan)
         self.server = self.rule.init_server(torch.tensor(x, dtype=torch.float32), self.plan)
         self.states: list[ClientState] = [self.rule.init_client(len(x)) for _ in toys]
         self.replies: list[Reply] = []
         if self.rule.start_names:
-            received = {"model": self.server["model"]}
-            self._ask(range(count), lambda rule: rule.client_start, received)
+            self._ask(range(count), lambda rule: rule.client_start, {"model": self.x})
             self.server = self.rule.server_start(self.server, self.replies)
 
     @property
     def x(self) -> Tensor:
         return self.server["model"]
 
-    def run(self, rounds: int, sampled: Callable[[int], Sequence[int]] | None = None) -> Tensor:
-        """Run rounds; `sampled` names the clients of each. Return the model."""
-        for number in range(rounds):
-            self.round(range(len(self.toys)) if sampled is None else sampled(number))
+    def run(self, rounds: int) -> Tensor:
+        """Run rounds of all clients; return the model."""
+        for _ in range(rounds):
+            self.round(range(len(self.toys)))
         return self.x
 
     def round(
         self,
         asked: Sequence[int],
         arrange: Callable[[list[Reply]], list[Reply]] = lambda replies: replies,
-        change: Callable[[Algorithm], Algorithm] = lambda rule: rule,
+        **changed: float,
     ) -> None:
-        """One round of these clients, whose replies `arrange` may reorder, whose rule `change`."""
+        """One round of these clients; `arrange` may reorder replies, a schedule may change η."""
         self.number += 1
-        self.now = change(self.rule.at_round(self.server, self.number))
-        received = self.now.broadcast(self.server)
-        self._ask(asked, lambda rule: rule.client_update, received)
+        self.now = self.rule.at_round(self.server, self.number).model_copy(update=changed)
+        self._ask(asked, lambda rule: rule.client_update, self.now.broadcast(self.server))
         self.server = self.now.server_update(self.server, arrange(self.replies))
 
     def _ask(
@@ -131,17 +124,8 @@ class Federation:
             steps = self.toys[i].num_steps
             self.replies.append(Reply(i, kept, weights[i], self.plan.importance[i], steps, rank))
 
-    def mean_control_variate(self) -> Tensor:
-        """Return Σ p_i c_i over all clients."""
-        parts = [p * s["control_variate"] for p, s in zip(self.shares, self.states, strict=True)]
-        return torch.stack(parts).sum(dim=0)
 
-    @property
-    def shares(self) -> list[float]:
-        return list(self.plan.importance.values())
-
-
-def build_rule(kind: type[Algorithm], **wanted: Any) -> Algorithm:
+def build_rule(kind: Kind, **wanted: Any) -> Algorithm:
     """Return the rule with those of the wanted hyperparameters that it has."""
     return kind(**{name: v for name, v in wanted.items() if name in kind.model_fields})
 
@@ -149,7 +133,14 @@ def build_rule(kind: type[Algorithm], **wanted: Any) -> Algorithm:
 def unlike_clients(rule: Algorithm, sampled: int = 4) -> Federation:
     """Return four clients with their own minima, curvatures and importance."""
     toys = [quadratic([c, -c], 0.5 + 0.5 * i) for i, c in enumerate((-2.0, 0.0, 1.0, 3.0))]
-    return Federation(rule, toys, START, sampled=sampled, importance=[0.1, 0.2, 0.3, 0.4])
+    return Federation(rule, toys, sampled=sampled, importance=[0.1, 0.2, 0.3, 0.4])
+
+
+def movement(kind: Kind, toys: Sequence[Toy], rounds: int = 1, /, **wanted: Any) -> Tensor:
+    """Return how far the last of so many rounds moves the model, at RATES if not wanted else."""
+    federation = Federation(build_rule(kind, **{**RATES, **wanted}), toys)
+    before = federation.run(rounds - 1)
+    return federation.run(1) - before
 
 
 def is_close(one: Tensor, other: Tensor, tolerance: float = 1e-4) -> bool:
@@ -157,6 +148,10 @@ def is_close(one: Tensor, other: Tensor, tolerance: float = 1e-4) -> bool:
     return bool((one - other).abs().max() <= tolerance * max(1.0, float(other.abs().max())))
 
 
-def copy_vectors(state: ServerState) -> dict[str, Tensor]:
-    """Return copies of the server's vectors."""
-    return {name: vector.clone() for name, vector in state.vectors.items()}
+def require_close(
+    found: Tensor, expected: Tensor | Sequence[float], what: str, tolerance: float = 1e-4
+) -> None:
+    """Raise Failed, with "`what` found, not expected", unless two vectors are close."""
+    wanted = torch.as_tensor(expected)
+    close = is_close(found, wanted, tolerance)
+    require(close, f"{what} {found.tolist()}, not {wanted.tolist()}")

@@ -1,34 +1,30 @@
 """Every check of a rule.
 
-Checks of `properties` are for any rule, most others for rules with a certain field or state; those
-that write out one paper's formula name the rules that they are for.
+Checks of `properties` are for any rule, those of `traits` for rules with a certain state or
+hyperparameter; those of `formulas` write out one paper's and name the rules that they are for.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from pydantic import ValidationError
-
 from ..errors import ConfigError
-from ..problems import validation_problems
-from .adaptive import ADAPTIVE
-from .checks import Kind, Outcome, run_check
-from .control_variates import CONTROL_VARIATES
-from .momentum import MOMENTUM
-from .properties import PROPERTIES
-from .step_lengths import STEP_LENGTHS
+from . import formulas, properties, traits
+from .checks import Check, Kind, Outcome, run_check
 
-CHECKS = (*PROPERTIES, *CONTROL_VARIATES, *MOMENTUM, *STEP_LENGTHS, *ADAPTIVE)
+CHECKS = [
+    found
+    for module in (properties, traits, formulas)
+    for found in vars(module).values()
+    if isinstance(found, Check)
+]
 
 
 def verify_rule(kind: Kind) -> list[Outcome]:
     """Return the outcome of every check; ConfigError if a hyperparameter has no default."""
-    try:
-        kind()
-    except ValidationError as error:
-        problems = validation_problems(error, kind, lambda key: kind.name)
-        raise ConfigError(f"{problems}; give every hyperparameter a default") from None
+    required = [name for name, field in kind.model_fields.items() if field.is_required()]
+    if required:
+        raise ConfigError(f"{kind.name}.{required[0]}: has no default; give every field a default")
     return [
         run_check(check.name, partial(check.run, kind))
         if check.applies(kind)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from .client_data import ClientData, DatasetData, TensorData, as_client_data
+from .client_data import ClientData, as_client_data
 from .federated import (
     FederatedData,
+    fingerprint,
     from_datasets,
     load_client_data,
     load_federated_data,
     load_test_data,
     require_examples,
 )
-from .fingerprint import fingerprint
 
 __all__ = [
     "ClientData",
-    "DatasetData",
     "FederatedData",
-    "TensorData",
     "as_client_data",
     "fingerprint",
     "from_datasets",

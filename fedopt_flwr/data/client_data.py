@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -44,18 +45,17 @@ class TensorData:
     def __init__(self, inputs: Tensor, labels: Tensor, rows: Tensor | None = None) -> None:
         self._inputs = inputs
         self._labels = labels
-        self._rows = rows
+        self._rows = torch.arange(len(inputs)) if rows is None else rows
 
     @property
     def num_examples(self) -> int:
-        return len(self._inputs) if self._rows is None else len(self._rows)
+        return len(self._rows)
 
     def batches(
         self, positions: Sequence[Tensor], device: torch.device
     ) -> Iterator[tuple[Tensor, Tensor]]:
         distinct = {id(chosen): chosen for chosen in positions}  # full batches are all the same
-        rows = torch.cat(list(distinct.values()))
-        rows = rows if self._rows is None else self._rows[rows]
+        rows = self._rows[torch.cat(list(distinct.values()))]
         # moved once, as every move waits until the GPU has done what it was given before
         moved = rows.to(self._inputs.device)
         parts = torch.split(moved, [len(chosen) for chosen in distinct.values()])
@@ -68,24 +68,19 @@ class TensorData:
             )
 
     def targets(self) -> np.ndarray:
-        rows = self._rows
-        labels = self._labels if rows is None else self._labels[rows.to(self._labels.device)]
-        return labels.detach().cpu().numpy()
+        return self._labels[self._rows.to(self._labels.device)].detach().cpu().numpy()
 
     known_targets = targets
 
     def on_device(self, device: torch.device) -> TensorData:
         if device == self._inputs.device:
             return self
-        if self._rows is None:
-            return TensorData(self._inputs.to(device), self._labels.to(device))
         # its own rows alone: the shared tensors hold all clients' examples
         inputs, labels = (tensor[self._rows] for tensor in (self._inputs, self._labels))
         return TensorData(inputs.to(device), labels.to(device))
 
     def share(self, rows: Tensor) -> TensorData:
-        own = rows if self._rows is None else self._rows[rows]
-        return TensorData(self._inputs, self._labels, own)
+        return TensorData(self._inputs, self._labels, self._rows[rows])
 
 
 class DatasetData:
@@ -109,32 +104,34 @@ class DatasetData:
         unused = torch.Generator()  # else it would draw from torch's global one
         loader = iter(DataLoader(self._dataset, batch_sampler=rows, generator=unused))
         for chosen in positions:
-            try:
+            with self._reading(f"a batch with example {int(chosen[0])}"):
                 inputs, targets = _pair(next(loader))
-            except (Exception, SystemExit) as error:
-                raise self._unreadable(f"a batch with example {int(chosen[0])}", error) from error
             yield _to_device(inputs, device), _to_device(targets, device)
 
     def targets(self) -> np.ndarray:
         if self._targets is None:
-            self._targets = _stacked([self._target(i) for i in range(self.num_examples)])
+            values = []
+            for position in range(self.num_examples):
+                with self._reading(f"example {position}"):
+                    values.append(np.asarray(_pair(self._dataset[position])[1]))
+            # of objects where shapes differ, so that it is no array of class indices
+            alike = len({value.shape for value in values}) < 2
+            self._targets = np.asarray(values) if alike else np.fromiter(values, dtype=object)
         return self._targets
 
     def known_targets(self) -> np.ndarray | None:
         return self._targets
 
-    def _target(self, position: int) -> np.ndarray:
+    @contextlib.contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
         try:
-            return np.asarray(_pair(self._dataset[position])[1])
+            yield
         except (Exception, SystemExit) as error:
-            raise self._unreadable(f"example {position}", error) from error
-
-    def _unreadable(self, what: str, error: BaseException) -> DataError:
-        return DataError(
-            f"data set of type {type(self._dataset).__name__}: {what} cannot be read: "
-            f"{described(error)}; each example must be a pair (input, target), of "
-            "tensors, arrays or numbers that stack into a batch"
-        )
+            raise DataError(
+                f"data set of type {type(self._dataset).__name__}: {what} cannot be read: "
+                f"{described(error)}; each example must be a pair (input, target), of "
+                "tensors, arrays or numbers that stack into a batch"
+            ) from error
 
     def on_device(self, device: torch.device) -> DatasetData:
         return self
@@ -156,7 +153,10 @@ def as_client_data(dataset: Any) -> ClientData:
     if _reads_as(dataset, Subset):
         inner = as_client_data(dataset.dataset)
         if isinstance(inner, TensorData):
-            return inner.share(_rows(dataset.indices, inner.num_examples))
+            try:
+                return inner.share(torch.as_tensor(dataset.indices, dtype=torch.int64))
+            except IndexError as error:
+                raise DataError(f"data set: a Subset takes what is not there: {error}") from None
     return DatasetData(dataset)
 
 
@@ -166,16 +166,6 @@ def _reads_as(dataset: Any, kind: Any) -> bool:
     return isinstance(dataset, kind) and all(
         getattr(type(dataset), name, None) is getattr(kind, name, None) for name in names
     )
-
-
-def _rows(indices: Any, size: int) -> Tensor:
-    rows = torch.as_tensor(indices, dtype=torch.int64)
-    wrong = rows[(rows < -size) | (rows >= size)]
-    if len(wrong):
-        raise DataError(
-            f"data set: a Subset takes example {int(wrong[0])} of a data set with {size} examples"
-        )
-    return rows.where(rows >= 0, rows + size)
 
 
 def _require_map_style(dataset: Any) -> None:
@@ -196,15 +186,6 @@ def _pair(item: Any) -> tuple[Any, Any]:
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise TypeError(f"got {type(item).__name__} instead of a pair")
     return item[0], item[1]
-
-
-def _stacked(values: list[np.ndarray]) -> np.ndarray:
-    """One array; of objects where shapes differ, so that it is no array of class indices."""
-    if len({value.shape for value in values}) < 2:
-        return np.asarray(values)
-    stacked = np.empty(len(values), dtype=object)
-    stacked[:] = values
-    return stacked
 
 
 def _to_device(value: Any, device: torch.device) -> Any:

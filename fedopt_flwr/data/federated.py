@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,16 @@ from torch import Tensor
 from .. import randomness
 from ..algorithm import ClientId
 from ..config.run_config import RunConfig
+from ..config.sections import DataSection, Facts
 from ..errors import ConfigError, DataError, FedoptError
 from ..own_code import described, is_import_path, load_attribute
 from ..problems import about, collected, raise_together, require_options, unknown_name
 from ..randomness import derive
 from .client_data import ClientData, TensorData, as_client_data
-from .partitions import Rows, partition
+from .partitions import partition
 from .sources import SOURCES, Source
 
+TRAINING = "training data"
 _CPU = torch.device("cpu")
 
 
@@ -55,14 +59,11 @@ class FederatedData:
         return max(counts)
 
     def on_device(self, device: torch.device) -> FederatedData:
-        """Return the same data with in-memory tensors on `device`, each moved once."""
-        if device.type == "cpu":
-            return self
-        moved: dict[tuple[int, int], TensorData] = {}
+        """Return the same data with in-memory tensors on `device`."""
         return replace(
             self,
-            clients=[_moved(client, device, moved) for client in self.clients],
-            test=None if self.test is None else self.test.on_device(device),
+            clients=[client.on_device(device) for client in self.clients],
+            test=self.test and self.test.on_device(device),
         )
 
     def label_counts(self) -> np.ndarray:
@@ -81,97 +82,81 @@ def _count_classes(part: ClientData) -> int:
 
 def load_federated_data(config: RunConfig) -> FederatedData:
     """Load the configured data set and divide it; ConfigError or DataError say what is wrong."""
-    if is_import_path(config.data.name):
-        train, test = _call_loader(config)
-        if isinstance(train, (list, tuple)):
-            return from_datasets(train, test, config)
-        clients = _divided(as_client_data(train), None, config)
-        require_examples(dict(enumerate(clients)))
-        return _describe(clients, _test_data(test))
-    source = _load_source(config)
-    train = _part(source.train, "train", config)
-    test = _part(source.test, "test", config)
-    clients = _divided(train, source.train_clients, config)
-    return FederatedData(clients, test, source.input_shape, source.num_classes)
+    source = _load(config.data, config.federation, config.import_folders, "train", "test")
+    clients = _divided(source, config.data, config.federation)
+    return _describe(clients, source.test, source.num_classes)
 
 
 def load_test_data(config: RunConfig) -> FederatedData:
     """Load what a server has: the test data, if there is any, and no client."""
-    if is_import_path(config.data.name):
-        _, test = _call_loader(config)
-        return _describe([], _test_data(test))
-    source = _load_source(config)
-    test = None if source.test is None else TensorData(*source.test)
-    return FederatedData([], test, source.input_shape, source.num_classes)
+    source = _load(config.data, config.federation, config.import_folders, "test")
+    return _describe([], source.test, source.num_classes)
 
 
 def load_client_data(
-    config: RunConfig, client_ids: Sequence[ClientId]
+    section: DataSection, facts: Facts, client_ids: Sequence[ClientId], folders: Iterable[Path] = ()
 ) -> dict[ClientId, ClientData]:
-    """Load what some clients have: parts of a divided data set; with "whole", one has it all."""
-    owners = None
-    if is_import_path(config.data.name):
-        train, _ = _call_loader(config)
-    else:
-        source = _load_source(config)
-        train = _part(source.train, "train", config)
-        owners = source.train_clients
-    if isinstance(train, (list, tuple)):
-        clients = from_datasets(train, None, config).clients
-    elif config.data.partition.kind == "whole":
-        return _whole(as_client_data(train), client_ids)
-    else:
-        clients = _divided(as_client_data(train), owners, config)
-    for client_id in client_ids:
-        if not isinstance(client_id, int):
+    """Load what some clients have: parts of a divided data set; with "whole", one has it all.
+
+    A `module:attribute` is looked up in `folders`. Raises ConfigError or DataError, also for an id
+    that has no part and for a part without an example.
+    """
+    source = _load(section, facts, folders, "train")
+    own: dict[ClientId, ClientData] = {}
+    if section.partition.kind == "whole" and not isinstance(source.train, (list, tuple)):
+        if len(client_ids) > 1:
             raise ConfigError(
-                f"client id {client_id!r}: {config.data.name!r} is divided among numbered clients; "
-                "set data.partition.kind to 'whole' if all of it belongs to this client"
+                f"data.partition.kind: got 'whole' for clients {list(client_ids)}; such data "
+                "belongs to one client; start one process for each, with its own data.path"
             )
-        if client_id >= len(clients):
-            raise ConfigError(
-                f"client id {client_id}: must be between 0 and {len(clients) - 1}, as the "
-                f"federation has {len(clients)} clients"
-            )
-    own: dict[ClientId, ClientData] = {i: clients[i] for i in client_ids if isinstance(i, int)}
+        own[client_ids[0]] = as_client_data(source.train)
+    else:
+        clients = _divided(source, section, facts)
+        for client_id in client_ids:
+            own[client_id] = _part(clients, client_id, section.name)
     require_examples(own)
     return own
 
 
-def _whole(data: ClientData, client_ids: Sequence[ClientId]) -> dict[ClientId, ClientData]:
-    if len(client_ids) > 1:
+def _part(clients: Sequence[ClientData], client_id: ClientId, name: str) -> ClientData:
+    if not isinstance(client_id, int):
         raise ConfigError(
-            f"data.partition.kind: got 'whole' for clients {list(client_ids)}; data that is not "
-            "divided belongs to one client; start one process for each, with its own data.path"
+            f"client id {client_id!r}: {name!r} is divided among numbered clients; set "
+            "data.partition.kind to 'whole' if all of it belongs to this client"
         )
-    own = {client_ids[0]: data}
-    require_examples(own)
-    return own
+    if client_id >= len(clients):
+        raise ConfigError(
+            f"client id {client_id}: must be between 0 and {len(clients) - 1}, as the federation "
+            f"has {len(clients)} clients"
+        )
+    return clients[client_id]
 
 
 def from_datasets(
     client_data: Sequence[Any] | None, test_data: Any | None, config: RunConfig
 ) -> FederatedData:
     """Wrap the user's own data sets, one a client; the test set may be missing."""
-    test = _test_data(test_data)
     if client_data is None:
-        return replace(load_federated_data(config), test=test)
+        return replace(load_federated_data(config), test=_test_data(test_data))
     if not isinstance(client_data, Sequence):
         raise ConfigError(
             f"client_data: got an object of type {type(client_data).__name__}; must be a list with "
             "one map-style data set a client"
         )
+    return _describe(_wrapped(client_data, config.federation.num_clients), test_data)
+
+
+def _wrapped(datasets: Sequence[Any], num_clients: int) -> list[ClientData]:
     clients = []
-    for number, dataset in enumerate(client_data):
+    for number, dataset in enumerate(datasets):
         with about(f"client {number}"):
             clients.append(as_client_data(dataset))
-    if len(clients) != config.federation.num_clients:
+    if len(clients) != num_clients:
         raise ConfigError(
-            f"federation.num_clients: got {config.federation.num_clients}; client_data holds "
-            f"{len(clients)} data sets; make the two equal"
+            f"federation.num_clients: got {num_clients}; client_data holds {len(clients)} data "
+            "sets; make the two equal"
         )
-    require_examples(dict(enumerate(clients)))
-    return _describe(clients, test)
+    return clients
 
 
 def _test_data(dataset: Any | None) -> ClientData | None:
@@ -194,31 +179,40 @@ def require_examples(clients: Mapping[ClientId, ClientData]) -> None:
             )
 
 
-def _load_source(config: RunConfig) -> Source:
-    name = config.data.name
+def _load(section: DataSection, facts: Facts, folders: Iterable[Path], *parts: str) -> Source:
+    """Return the data set of that name; one of ours must have these parts."""
+    name = section.name
+    options = section.options
+    if is_import_path(name):
+        return _call_loader(section, facts, folders)
     if name not in SOURCES:
         raise ConfigError(unknown_name("data.name", name, [*SOURCES, "module:attribute"]))
-    source = SOURCES[name]
-    options = config.data.options
-    known = [key for key in signature(source).parameters if key != "config"]
-    require_options("data.options", name, options, known)
+    wanted = signature(SOURCES[name]).parameters
+    given = {**dict(section), **dict(facts)}
+    require_options("data.options", name, options, [key for key in wanted if key not in given])
     try:
-        return source(config, **options)
+        source = SOURCES[name](**{k: given[k] for k in wanted if k in given}, **options)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"data.options: {name!r} refused {options}: {error}") from None
+    for part in parts:
+        if getattr(source, part) is None:
+            raise DataError(
+                f"data.path: {str(section.path)!r} holds no {part}.npz; only a server can do "
+                "without train.npz, and only a client without test.npz"
+            )
+    return source
 
 
-def _call_loader(config: RunConfig) -> tuple[Any, Any]:
-    federation = config.federation
-    name = config.data.name
-    loader = load_attribute("data.name", name, config.import_folders)
-    seed = derive(federation.seed, "data")
+def _call_loader(section: DataSection, facts: Facts, folders: Iterable[Path]) -> Source:
+    name = section.name
+    loader = load_attribute("data.name", name, folders)
+    seed = derive(facts.seed, "data")
     try:
         with randomness.kept(_CPU, seed):  # one that does not use its seed is the same everywhere
             train, test = loader(
-                num_clients=federation.num_clients,
+                num_clients=facts.num_clients,
                 seed=seed % 2**32,  # as NumPy's own seeds must be
-                **config.data.options,
+                **section.options,
             )
     except (Exception, SystemExit) as error:
         raise ConfigError(
@@ -226,55 +220,65 @@ def _call_loader(config: RunConfig) -> tuple[Any, Any]:
             "num_clients, seed and data.options and must return (train, test): train is one data "
             "set, or a list with one data set a client; test may be None"
         ) from error
-    return train, test
+    return Source(train, test)
 
 
-def _part(part: tuple[Tensor, Tensor] | None, name: str, config: RunConfig) -> TensorData:
-    if part is None:
-        raise DataError(
-            f"data.path: {str(config.data.path)!r} holds no {name}.npz; only a server can do "
-            "without train.npz, and only a client without test.npz"
-        )
-    return TensorData(*part)
-
-
-def _divided(train: ClientData, owners: np.ndarray | None, config: RunConfig) -> list[ClientData]:
-    if config.data.partition.kind == "whole":
+def _divided(source: Source, section: DataSection, facts: Facts) -> list[ClientData]:
+    if isinstance(source.train, (list, tuple)):
+        return _wrapped(source.train, facts.num_clients)
+    train = as_client_data(source.train)
+    if section.partition.kind == "whole":
         raise ConfigError(
             "data.partition.kind: got 'whole'; that is for `fedopt client`, whose data all belongs "
             "to it; here the data must be divided among clients"
         )
-    rows: list[Rows] = partition(
-        train.targets(),
-        config.federation.num_clients,
-        config.data.partition,
-        seed=derive(config.federation.seed, "partition"),
-        natural=owners,
+    seed = derive(facts.seed, "partition")
+    rows = partition(
+        train.targets(), facts.num_clients, section.partition, seed=seed, natural=source.owners
     )
     return [train.share(torch.as_tensor(r)) for r in rows]
 
 
-def _describe(clients: Sequence[ClientData], test: ClientData | None) -> FederatedData:
+def _describe(
+    clients: list[ClientData], test_data: Any | None, classes: int | None = None
+) -> FederatedData:
     """Find the shape in the test data, as a server does, else in the first client's that can be
     read; the others' clients will fail alone."""
+    test = _test_data(test_data)
     parts = {"test data": test} if test else {}
-    parts |= {f"client {number}": client for number, client in enumerate(clients)}
+    parts |= {f"client {i}": client for i, client in enumerate(clients) if client.num_examples}
     unreadable: list[FedoptError] = []
     for whom, part in parts.items():
         with collected(unreadable), about(whom), randomness.kept(_CPU):
             inputs, _ = next(part.batches([torch.zeros(1, dtype=torch.int64)], _CPU))
             shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
-            return FederatedData(list(clients), test, shape)
+            return FederatedData(clients, test, shape, classes)
     raise_together(unreadable[:1])
-    return FederatedData([], None, (), 0)
+    return FederatedData(clients, None, (), classes)
 
 
-def _moved(
-    client: ClientData, device: torch.device, moved: dict[tuple[int, int], TensorData]
-) -> ClientData:
-    if not isinstance(client, TensorData) or client._rows is None:
-        return client.on_device(device)
-    key = (id(client._inputs), id(client._labels))
-    if key not in moved:
-        moved[key] = TensorData(client._inputs, client._labels).on_device(device)
-    return moved[key].share(client._rows)
+def fingerprint(data: FederatedData) -> dict[str, str]:
+    """Return a digest of the training data and one of the test data, of those that are here.
+
+    Of data sets that are read from elsewhere only sizes and known targets count.
+    """
+    parts = {TRAINING: data.clients, "test data": [data.test] if data.test else []}
+    return {name: _digest(clients) for name, clients in parts.items() if clients}
+
+
+def _digest(parts: Iterable[ClientData]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(f"{part.num_examples} examples".encode())
+        for array in _arrays(part):
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _arrays(part: ClientData) -> list[np.ndarray]:
+    if isinstance(part, TensorData):
+        batch = next(part.batches([torch.arange(part.num_examples)], _CPU))
+        return [tensor.contiguous().view(torch.uint8).numpy() for tensor in batch]
+    targets = part.known_targets()
+    return [] if targets is None or targets.dtype == object else [targets]

@@ -11,7 +11,7 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ _ARCHIVES = {"CIFAR10": "cifar-10-python.tar.gz", "CIFAR100": "cifar-100-python.
 
 def cache_root() -> Path:
     """Return the folder for unpacked and downloaded data; it may not exist yet."""
-    base = _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return base / "fedopt-flwr" / "data"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(base), "fedopt-flwr", "data")
 
 
 def configured_root(path: Path | None) -> Path:
@@ -34,15 +34,11 @@ def configured_root(path: Path | None) -> Path:
     named = path or os.environ.get("FEDOPT_DATA")
     if not named:
         return cache_root()
-    root = _expanded(named)
+    root = Path(os.path.expanduser(named))  # leaves a user who is not known as it is
     if not root.is_dir():
         field = "data.path" if path else "environment variable FEDOPT_DATA"
         raise DataError(f"{field}: {str(root)!r} is not a folder; create it or name another one")
     return root
-
-
-def _expanded(path: Path | str) -> Path:
-    return Path(os.path.expanduser(path))  # leaves a user who is not known as it is
 
 
 def torchvision_dataset(class_name: str, root: Path, train: bool, **arguments: Any) -> Any:
@@ -53,30 +49,27 @@ def torchvision_dataset(class_name: str, root: Path, train: bool, **arguments: A
     import torchvision.datasets
 
     kind: Callable[..., Any] = getattr(torchvision.datasets, class_name)
-    make = partial(kind, train=train, **arguments)
     cache = cache_root()
-    for place in _places(class_name, root, cache):
-        dataset = _read(make, class_name, place, cache if place == cache else root)
-        if dataset is not None:
-            return dataset
+    read = partial(_read, partial(kind, train=train, **arguments), class_name)
+    found = (  # unpacked only where the root holds nothing to read
+        read(root, root) or read(_unpacked(class_name, root, cache), root) or read(cache, cache)
+    )
+    if found:
+        return found
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            make(str(cache), download=True)
+            kind(str(cache), train=train, download=True, **arguments)
     except (OSError, RuntimeError) as error:  # URLError is an OSError
         part = f"{'training' if train else 'test'} files of {class_name}"
         split = f" (split {arguments['split']!r})" if arguments else ""
+        prefix = "emnist-<split>-" if class_name == "EMNIST" else ""
+        files = _ARCHIVES.get(class_name, f"{class_name}/raw/{prefix}*-ubyte(.gz)")
         raise DataError(
             f"data.name: the {part}{split} are not, or not whole, in {str(root)!r} and "
-            f"{str(cache)!r}, and the download failed ({_in_a_line(error)}); put "
-            f"{_expected_files(class_name)} into one of the two, or set data.path or $FEDOPT_DATA"
+            f"{str(cache)!r}, and the download failed ({' '.join(str(error).split())}); put "
+            f"{files} into one of the two, or set data.path or $FEDOPT_DATA"
         ) from error
-    return _read(make, class_name, cache, cache)
-
-
-def _places(class_name: str, root: Path, cache: Path) -> Iterator[Path]:
-    yield root
-    yield _unpacked(class_name, root, cache)  # only where the root holds nothing to read
-    yield cache
+    return read(cache, cache)
 
 
 def _read(make: Callable[..., Any], class_name: str, place: Path, origin: Path) -> Any | None:
@@ -86,36 +79,21 @@ def _read(make: Callable[..., Any], class_name: str, place: Path, origin: Path) 
     """
     try:
         dataset = make(str(place), download=False)
+        labels = np.asarray(dataset.targets)
+        classes = len(dataset.classes)
+        fits = len(labels) == len(dataset.data) > 0
+        if not fits or not 0 <= labels.min() <= labels.max() < classes:
+            span = f" from {labels.min()} to {labels.max()}" if len(labels) else ""
+            found = f"{len(dataset.data)} images and {len(labels)} labels{span}"
+            raise ValueError(f"{found}; there are {classes} classes")
     except Exception as error:
         if "not found" in str(error):
             return None
-        raise _broken(class_name, origin, f"{type(error).__name__}: {error}") from error
-    labels = np.asarray(dataset.targets)
-    classes = len(dataset.classes)
-    fits = len(labels) == len(dataset.data) > 0
-    if not fits or not 0 <= labels.min() <= labels.max() < classes:
-        span = f" from {labels.min()} to {labels.max()}" if len(labels) else ""
-        found = f"{len(dataset.data)} images and {len(labels)} labels{span}"
-        raise _broken(class_name, origin, f"{found}; there are {classes} classes")
+        raise DataError(
+            f"data files: those of {class_name} in {str(origin)!r} cannot be used: "
+            f"{type(error).__name__}: {error}; replace or remove them"
+        ) from error
     return dataset
-
-
-def _in_a_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def _broken(class_name: str, place: Path, why: str) -> DataError:
-    return DataError(
-        f"data files: those of {class_name} in {str(place)!r} cannot be used: {why}; replace or "
-        "remove them"
-    )
-
-
-def _expected_files(class_name: str) -> str:
-    if class_name in _ARCHIVES:
-        return _ARCHIVES[class_name]
-    prefix = "emnist-<split>-" if class_name == "EMNIST" else ""
-    return f"{class_name}/raw/{prefix}*-ubyte(.gz)"
 
 
 def _unpacked(class_name: str, root: Path, cache: Path) -> Path:
@@ -125,56 +103,37 @@ def _unpacked(class_name: str, root: Path, cache: Path) -> Path:
     packed = [archive] if archive.is_file() else sorted((root / raw).glob("*-ubyte.gz"))
     facts = [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in packed]
     folder = cache / "unpacked" / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-    for source in packed:
-        if source == archive:
-            _extract(source, folder)
-        else:
-            _gunzip(source, folder / raw / source.stem)
+    if packed and not folder.exists():
+        _unpack(packed, folder, raw)
     return folder
 
 
-def _extract(source: Path, folder: Path) -> None:
-    """Extract an archive as `_gunzip` unpacks: once, and whole or not at all."""
-    with _unpacking(source, folder):
-        if folder.exists():
-            return
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
-        try:
-            with tarfile.open(source) as archive:
-                archive.extractall(unfinished, filter="data")
-            with contextlib.suppress(FileExistsError):  # a second process was faster
-                unfinished.rename(folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+def _unpack(packed: Sequence[Path], folder: Path, raw: Path) -> None:
+    """Make `folder` so that a reader, or a second process doing the same, never sees half of it.
 
-
-def _gunzip(source: Path, target: Path) -> None:
-    """Unpack so that a reader, or a second process doing the same, never sees half a file."""
-    with _unpacking(source, target.parent):
-        if target.exists():
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, unfinished = tempfile.mkstemp(dir=target.parent)
-        try:
-            with gzip.open(source) as packed, os.fdopen(handle, "wb") as plain:
-                shutil.copyfileobj(packed, plain)
-            os.replace(unfinished, target)
-        except BaseException:
-            os.unlink(unfinished)
-            raise
-
-
-@contextlib.contextmanager
-def _unpacking(source: Path, folder: Path) -> Iterator[None]:
+    An archive is extracted into it, other files go into its subfolder `raw`.
+    """
+    source = packed[0]
     try:
-        yield
-    except (gzip.BadGzipFile, EOFError, tarfile.TarError, zlib.error) as error:
-        raise DataError(
-            f"data file: {str(source)!r} cannot be unpacked: {_in_a_line(error)}; replace it"
-        ) from error
-    except OSError as error:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
+            whole = Path(unfinished, "whole")
+            (whole / raw).mkdir(parents=True)
+            for source in packed:
+                if source.name.endswith(".tar.gz"):
+                    with tarfile.open(source) as archive:
+                        archive.extractall(whole, filter="data")
+                else:
+                    with gzip.open(source) as file, (whole / raw / source.stem).open("wb") as plain:
+                        shutil.copyfileobj(file, plain)
+            try:
+                whole.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # else a second process was faster
+                    raise
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise DataError(
             f"data file: {str(source)!r} cannot be unpacked into the cache {str(folder)!r}: "
-            f"{error}; make room there, or set XDG_CACHE_HOME to a folder that can be written"
+            f"{error}; replace it if it is broken; else make room there, or set XDG_CACHE_HOME to "
+            "a folder that can be written"
         ) from error

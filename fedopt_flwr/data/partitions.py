@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..config.sections import PartitionSection
 from ..errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from flwr_datasets.partitioner import Partitioner
 
 Rows = NDArray[np.int64]
 
@@ -32,6 +30,7 @@ def partition(
     `min_examples` rows, ConfigError when the kind does not fit the data.
     """
     kind = section.kind or ("dirichlet" if natural is None else "natural")
+    section = section.model_copy(update={"kind": kind})
     if kind == "natural":
         rows = _natural(natural, num_clients)
     elif num_clients > len(targets):
@@ -44,10 +43,17 @@ def partition(
             raise ConfigError(
                 f"data.partition.kind: got {kind!r}; these targets are no class indices; use 'iid'"
             )
-        rows = _BY_KIND[kind](targets, num_clients, section, seed)
-    smallest = min(range(num_clients), key=lambda i: len(rows[i]))
-    if len(rows[smallest]) < section.min_examples:
-        raise _too_small(num_clients, section, kind, len(rows[smallest]), smallest)
+        classes = len(np.unique(targets)) if kind in ("classes", "subsample") else math.inf
+        if section.classes_per_client > classes:
+            raise ConfigError(
+                f"data.partition.classes_per_client: got {section.classes_per_client}; the data "
+                f"has {classes} classes; lower it"
+            )
+        divide, _ = _BY_KIND[kind]
+        rows = divide(targets, num_clients, section, seed)
+    size, client = min((len(part), i) for i, part in enumerate(rows))
+    if size < section.min_examples:
+        raise _too_small(num_clients, section, f"client {client} with {size}")
     return rows
 
 
@@ -55,38 +61,32 @@ def _iid(targets: np.ndarray, num_clients: int, _: PartitionSection, seed: int) 
     return np.array_split(np.random.default_rng(seed).permutation(len(targets)), num_clients)
 
 
-def _dirichlet(
+def _by_flower(
     targets: np.ndarray, num_clients: int, section: PartitionSection, seed: int
 ) -> list[Rows]:
-    """Shares of each class drawn from Dirichlet(α), as in Yurochkin et al. 2019."""
-    from flwr_datasets.partitioner import DirichletPartitioner
+    """dirichlet: shares of each class drawn from Dirichlet(α), as in Yurochkin et al. 2019;
+    classes: each client holds examples of exactly `classes_per_client` classes."""
+    from datasets import Dataset
+    from flwr_datasets.partitioner import DirichletPartitioner, PathologicalPartitioner
 
-    divider = DirichletPartitioner(
-        num_partitions=num_clients,
-        partition_by="label",
-        alpha=section.concentration,
-        min_partition_size=section.min_examples,
-        self_balancing=False,
-        seed=seed,
-    )
-    return _run_partitioner(divider, targets, num_clients, section, "dirichlet")
-
-
-def _classes(
-    targets: np.ndarray, num_clients: int, section: PartitionSection, seed: int
-) -> list[Rows]:
-    """Each client holds examples of exactly `classes_per_client` classes."""
-    from flwr_datasets.partitioner import PathologicalPartitioner
-
-    _require_classes(targets, section)
-    divider = PathologicalPartitioner(
-        num_partitions=num_clients,
-        partition_by="label",
-        num_classes_per_partition=section.classes_per_client,
-        class_assignment_mode="first-deterministic",
-        seed=seed,
-    )
-    return _run_partitioner(divider, targets, num_clients, section, "classes")
+    common: dict[str, Any] = {"num_partitions": num_clients, "partition_by": "label", "seed": seed}
+    if section.kind == "classes":
+        common["class_assignment_mode"] = "first-deterministic"
+        divider = PathologicalPartitioner(
+            num_classes_per_partition=section.classes_per_client, **common
+        )
+    else:
+        limits = {"min_partition_size": section.min_examples, "self_balancing": False}
+        divider = DirichletPartitioner(alpha=section.concentration, **limits, **common)
+    table = Dataset.from_dict({"label": targets, "row": np.arange(len(targets))})
+    divider.dataset = table.with_format("numpy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # each further attempt warns; the last one raises
+        try:
+            parts = [divider.load_partition(i)["row"] for i in range(num_clients)]
+        except ValueError:
+            raise _too_small(num_clients, section, "a client with too few") from None
+    return [np.asarray(part, dtype=np.int64) for part in parts]
 
 
 def _subsample(
@@ -94,7 +94,6 @@ def _subsample(
 ) -> list[Rows]:
     """FedMoS (Wang et al. 2023): n_i drawn from a range, its examples from k classes; clients may
     hold the same example."""
-    _require_classes(targets, section)
     rng = np.random.default_rng(seed)
     labels = np.unique(targets)
     low, high = section.examples_per_client
@@ -142,59 +141,22 @@ def _natural(natural: np.ndarray | None, num_clients: int) -> list[Rows]:
     return [np.flatnonzero(natural == owner) for owner in owners]
 
 
-_TUNED_BY = {
-    "dirichlet": "concentration",
-    "classes": "classes_per_client",
-    "subsample": "examples_per_client",
-    "beta": "shape",
-}
+# kind -> how it divides, and the field that decides how evenly
 _BY_KIND = {
-    "iid": _iid,
-    "dirichlet": _dirichlet,
-    "classes": _classes,
-    "subsample": _subsample,
-    "beta": _beta,
+    "iid": (_iid, ""),
+    "dirichlet": (_by_flower, "concentration"),
+    "classes": (_by_flower, "classes_per_client"),
+    "subsample": (_subsample, "examples_per_client"),
+    "beta": (_beta, "shape"),
 }
 
 
-def _run_partitioner(
-    divider: Partitioner,
-    targets: np.ndarray,
-    num_clients: int,
-    section: PartitionSection,
-    kind: str,
-) -> list[Rows]:
-    from datasets import Dataset
-
-    table = Dataset.from_dict({"label": targets, "row": np.arange(len(targets))})
-    divider.dataset = table.with_format("numpy")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # each further attempt warns; the last one raises
-        try:
-            parts = [divider.load_partition(i)["row"] for i in range(num_clients)]
-        except ValueError:
-            raise _too_small(num_clients, section, kind) from None
-    return [np.asarray(part, dtype=np.int64) for part in parts]
-
-
-def _require_classes(targets: np.ndarray, section: PartitionSection) -> None:
-    available = len(np.unique(targets))
-    if section.classes_per_client > available:
-        raise ConfigError(
-            f"data.partition.classes_per_client: got {section.classes_per_client}; the data has "
-            f"{available} classes; lower it"
-        )
-
-
-def _too_small(
-    num_clients: int, section: PartitionSection, kind: str, size: int = 0, client: int | None = None
-) -> DataError:
-    whom = "a client" if client is None else f"client {client}"
-    field = _TUNED_BY.get(kind)
+def _too_small(num_clients: int, section: PartitionSection, whom: str) -> DataError:
+    _, field = _BY_KIND.get(str(section.kind), (None, ""))
     setting = f"{field} {getattr(section, field)} and " if field else ""
     remedy = f"raise {field}, or lower" if field else "lower"
     return DataError(
-        f"data.partition: kind {kind!r} with {setting}num_clients {num_clients} leaves {whom} with "
-        f"{size} examples, fewer than min_examples ({section.min_examples}); {remedy} num_clients "
+        f"data.partition: kind {section.kind!r} with {setting}num_clients {num_clients} leaves "
+        f"{whom} examples, fewer than min_examples ({section.min_examples}); {remedy} num_clients "
         "or min_examples"
     )

@@ -12,45 +12,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config.run_config import RunConfig
 from ..errors import ConfigError, DataError
 from ..problems import unknown_name
 from ..randomness import derive
+from .client_data import TensorData
 from .files import configured_root, torchvision_dataset
-
-Part = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Source:
-    """(inputs, targets) of both parts: float32, images as [n, channels, h, w], and int64 [n]."""
+    """Both parts of a data set: ours in memory, or what the user's own loader returned.
 
-    train: Part | None  # None where this machine has only the other part
-    test: Part | None
-    num_classes: int
-    train_clients: np.ndarray | None = None  # owner of each training row
+    Ours have float32 inputs, images as [n, channels, h, w], and int64 targets, shape [n].
+    """
 
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        part = self.train or self.test
-        return () if part is None else tuple(part[0].shape[1:])
+    train: Any  # None where this machine has only the other part
+    test: Any
+    num_classes: int | None = None  # None: counted where it is needed
+    owners: np.ndarray | None = None  # of the training rows, shape [n]
 
 
-def _digits(config: RunConfig) -> Source:
+def _digits() -> Source:
     """scikit-learn's 1,797 digits of 8x8 pixels in [0, 1]; a fifth of each class for the test."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     inputs = torch.from_numpy(images.astype(np.float32) / 16).view(-1, 1, 8, 8)
     targets = torch.from_numpy(labels.astype(np.int64))
-    rank = np.zeros(len(labels), dtype=np.int64)  # of an example within its class
-    for label in range(10):
-        rank[labels == label] = np.arange((labels == label).sum())
-    test = torch.from_numpy(rank % 5 == 4)
-    return Source((inputs[~test], targets[~test]), (inputs[test], targets[test]), 10)
+    ranks = np.eye(10, dtype=np.int64)[labels].cumsum(axis=0)  # of each example, by class
+    test = torch.from_numpy(ranks[np.arange(len(labels)), labels] % 5 == 0)
+    train_part, test_part = (TensorData(inputs[rows], targets[rows]) for rows in (~test, test))
+    return Source(train_part, test_part, 10)
 
 
-# folder, torchvision class, channel means and deviations of the training images in [0, 1]
+# torchvision's class, channel means and deviations of the training images in [0, 1]
 _IMAGE_SETS: dict[str, tuple[str, tuple[float, ...], tuple[float, ...]]] = {
     "mnist": ("MNIST", (0.1307,), (0.3081,)),
     "fashion_mnist": ("FashionMNIST", (0.2860,), (0.3530,)),
@@ -63,37 +58,39 @@ _LARGEST_SPREAD = 1e6
 _MOST_CLASSES = 10**6
 
 
-def _images(config: RunConfig) -> Source:
+def _images(name: str, path: Path | None) -> Source:
     """One of torchvision's image sets, standardised with the usual means and deviations."""
-    train, test = _image_parts(config)
-    return Source(train, test, 1 + int(train[1].max()))
+    return _from_torchvision(name, path)
 
 
-def _emnist(config: RunConfig, split: str = "balanced") -> Source:
+def _emnist(name: str, path: Path | None, split: str = "balanced") -> Source:
     """As the other image sets, turned upright; `letters` counts its classes from 0, not from 1."""
     if split not in _EMNIST_SPLITS:
         raise ConfigError(unknown_name("data.options.split", str(split), _EMNIST_SPLITS))
-    first = 1 if split == "letters" else 0
-    train, test = (
-        (inputs.transpose(-1, -2), targets - first)
-        for inputs, targets in _image_parts(config, split=split)
-    )
-    return Source(train, test, 1 + int(train[1].max()))
+    return _from_torchvision(name, path, split=split)
 
 
-def _image_parts(config: RunConfig, **arguments: str) -> tuple[Part, Part]:
-    class_name, mean, deviation = _IMAGE_SETS[config.data.name]
-    root = configured_root(config.data.path)
-
-    def part(train: bool) -> Part:
+def _from_torchvision(name: str, path: Path | None, **arguments: str) -> Source:
+    class_name, *moments = _IMAGE_SETS[name]
+    mean, deviation = (torch.tensor(channels).view(1, -1, 1, 1) for channels in moments)
+    root = configured_root(path)
+    parts = []
+    for train in (True, False):
         dataset = torchvision_dataset(class_name, root, train=train, **arguments)
-        inputs = _standardised(torch.as_tensor(dataset.data), mean, deviation)
-        return inputs, torch.as_tensor(dataset.targets, dtype=torch.int64)
+        inputs = _as_inputs(np.asarray(dataset.data)).sub_(mean).div_(deviation)
+        targets = torch.as_tensor(dataset.targets, dtype=torch.int64)
+        if name == "emnist":
+            inputs = inputs.transpose(-1, -2)
+        if arguments.get("split") == "letters":
+            targets = targets - 1
+        parts.append(TensorData(inputs, targets))
+    train_part, test_part = parts
+    return Source(train_part, test_part, 1 + int(train_part.targets().max()))
 
-    return part(True), part(False)
 
-
-def _synthetic(config: RunConfig, model_spread: float = 1.0, data_spread: float = 1.0) -> Source:
+def _synthetic(
+    num_clients: int, seed: int, model_spread: float = 1.0, data_spread: float = 1.0
+) -> Source:
     """Synthetic(α, β) of Li et al., "Federated Optimization in Heterogeneous Networks" (2020).
 
     Client k: n_k ~ 50 + lognormal(4, 2); x ~ N(v_k, diag(j^-1.2)) in 60 dimensions with
@@ -109,29 +106,27 @@ def _synthetic(config: RunConfig, model_spread: float = 1.0, data_spread: float 
         )
     dimension = 60
     classes = 10
-    rng = np.random.default_rng(derive(config.federation.seed, "synthetic"))
+    rng = np.random.default_rng(derive(seed, "synthetic"))
     scale = np.arange(1, dimension + 1) ** -0.6  # square root of the diagonal j^-1.2
-    columns: dict[str, list[np.ndarray]] = {"x": [], "y": [], "client": [], "test": []}
-    for client in range(config.federation.num_clients):
+    clients = []
+    for client in range(num_clients):
         size = 50 + int(rng.lognormal(4, 2))
         u = rng.normal(0, math.sqrt(model_spread))
         centre = rng.normal(rng.normal(0, math.sqrt(data_spread)), 1, dimension)  # v_k
         weight = rng.normal(u, 1, (dimension, classes))
         bias = rng.normal(u, 1, classes)
         x = rng.normal(centre, scale, (size, dimension))
-        columns["x"].append(x.astype(np.float32))
-        columns["y"].append(np.argmax(x @ weight + bias, axis=1))
-        columns["client"].append(np.full(size, client))
-        columns["test"].append(np.arange(size) % 10 == 9)
-    x, y, owner, test = (np.concatenate(columns[k]) for k in ("x", "y", "client", "test"))
-    inputs = torch.from_numpy(x)
-    targets = torch.from_numpy(y)
-    train_part = (inputs[~test], targets[~test])
-    test_part = (inputs[test], targets[test])
-    return Source(train_part, test_part, classes, owner[~test])
+        y = np.argmax(x @ weight + bias, axis=1)
+        is_test = np.arange(size) % 10 == 9
+        clients.append((x.astype(np.float32), y, np.full(size, client), is_test))
+    x, y, owners, test = map(np.concatenate, zip(*clients, strict=True))
+    train_part, test_part = (
+        TensorData(torch.from_numpy(x[rows]), torch.from_numpy(y[rows])) for rows in (~test, test)
+    )
+    return Source(train_part, test_part, classes, owners[~test])
 
 
-def _npz(config: RunConfig, num_classes: int = 0) -> Source:
+def _npz(path: Path | None, num_classes: int = 0) -> Source:
     """A folder with train.npz and test.npz: `x`, integer `y`, and in train optionally `client`.
 
     A client needs only the first, a server only the second. Where no part holds every class,
@@ -140,19 +135,19 @@ def _npz(config: RunConfig, num_classes: int = 0) -> Source:
     uint8 images become float32 in [0, 1]; [n, h, w] gets a channel, [n, h, w, 3 or 1] is turned to
     [n, channels, h, w]. Other arrays are taken as float32 as they are.
     """
-    root = configured_root(config.data.path)
+    root = configured_root(path)
     files = {part: root / f"{part}.npz" for part in ("train", "test")}
-    found = {part: _read_npz(path) for part, path in files.items() if path.is_file()}
+    found = {part: _read_npz(file) for part, file in files.items() if file.is_file()}
     if not found:
         raise DataError(
             f"data.path: {str(root)!r} holds neither train.npz nor test.npz; 'npz' wants a folder "
             "with both, a client only the first, a server only the second"
         )
     parts = {
-        part: (_as_inputs(arrays["x"]), torch.from_numpy(arrays["y"].astype(np.int64)))
+        part: TensorData(_as_inputs(arrays["x"]), torch.from_numpy(arrays["y"].astype(np.int64)))
         for part, arrays in found.items()
     }
-    largest = max(int(targets.max()) for _, targets in parts.values())
+    largest = max(int(arrays["y"].max()) for arrays in found.values())
     if num_classes and not largest < num_classes <= _MOST_CLASSES:
         raise DataError(
             f"data.options: got num_classes {num_classes}; the files hold class {largest}; it must "
@@ -164,14 +159,14 @@ def _npz(config: RunConfig, num_classes: int = 0) -> Source:
             f"data.path: 'x' has dtypes {kinds}; uint8 is divided by 255, other dtypes are not, so "
             "both files must have the same"
         )
-    shapes = {part: tuple(inputs.shape[1:]) for part, (inputs, _) in parts.items()}
+    shapes = {part: arrays["x"].shape[1:] for part, arrays in found.items()}
     if len(set(shapes.values())) > 1:
         raise DataError(f"data.path: 'x' has examples of different shapes: {shapes}")
     owners = found.get("train", {}).get("client")
     return Source(parts.get("train"), parts.get("test"), num_classes or 1 + largest, owners)
 
 
-SOURCES: dict[str, Callable[..., Source]] = {  # called with a RunConfig and data.options
+SOURCES: dict[str, Callable[..., Source]] = {  # called with the facts it names and data.options
     "digits": _digits,
     **dict.fromkeys(_IMAGE_SETS, _images),
     "emnist": _emnist,
@@ -180,23 +175,15 @@ SOURCES: dict[str, Callable[..., Source]] = {  # called with a RunConfig and dat
 }
 
 
-def _standardised(pixels: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:
-    """uint8 [n, h, w] or [n, h, w, channels] to standardised float32 [n, channels, h, w]."""
-    images = pixels.unsqueeze(1) if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
-    inputs = images.float().div_(255)
-    shape = (1, -1, 1, 1)
-    return inputs.sub_(torch.tensor(mean).view(shape)).div_(torch.tensor(deviation).view(shape))
-
-
 def _as_inputs(x: np.ndarray) -> Tensor:
-    inputs = torch.from_numpy(x.astype(x.dtype.newbyteorder("="), copy=False))
-    if inputs.dtype == torch.uint8:
-        inputs = inputs.float().div_(255)
-        if inputs.ndim == 3:
-            inputs = inputs.unsqueeze(1)
-        elif inputs.ndim == 4 and inputs.shape[-1] in (1, 3):
-            inputs = inputs.permute(0, 3, 1, 2)
-    return inputs.float().contiguous()
+    """uint8 [n, h, w] or [n, h, w, 3 or 1] to float32 [n, channels, h, w] in [0, 1]."""
+    is_bytes = x.dtype == np.uint8
+    if is_bytes and x.ndim == 3:
+        x = x[:, None]
+    elif is_bytes and x.ndim == 4 and x.shape[-1] in (1, 3):
+        x = x.transpose(0, 3, 1, 2)
+    inputs = torch.from_numpy(x.astype(x.dtype.newbyteorder("="), order="C", copy=False)).float()
+    return inputs.div_(255) if is_bytes else inputs
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
@@ -226,9 +213,8 @@ def _read_npz(path: Path) -> dict[str, Any]:
 def _npz_problems(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, str]]:
     x = arrays["x"]
     y = arrays["y"]
-    is_number = x.dtype.kind in "fiub"
-    seen = f"has dtype {x.dtype} and shape {x.shape}"
-    if not is_number or x.ndim < 2 or not x.size:
+    if x.dtype.kind not in "fiub" or x.ndim < 2 or not x.size:
+        seen = f"has dtype {x.dtype} and shape {x.shape}"
         yield "x", f"{seen}; must hold real numbers, [n, ...] with n of at least 1"
     if x.dtype.kind == "f" and not np.isfinite(x).all():
         rows = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))

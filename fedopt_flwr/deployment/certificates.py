@@ -7,6 +7,7 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from cryptography import x509
@@ -30,17 +31,11 @@ def create_authority(directory: Path, hosts: Sequence[str], days: int) -> list[P
     if not hosts:
         raise ConfigError("--host: none given; name every host name and IP address of the server")
     alternatives = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
-    paths = [directory / f"{name}{end}" for name in (CA, SERVER) for end in (".pem", ".key")]
-    _require_absent(paths)
+    paths = _free_paths(directory, CA, SERVER)
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _name("fedopt-flwr CA")
-    authority = (
-        _builder(subject, subject, key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    _write_pair(directory / CA, authority, key)
+    authority = _builder(subject, subject, key.public_key(), days, signs_certificates=True)
+    _write_pair(directory / CA, authority.sign(key, hashes.SHA256()), key)
     _issue(directory, SERVER, hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, days, alternatives)
     return paths
 
@@ -55,8 +50,7 @@ def create_client(directory: Path, name: str, days: int) -> list[Path]:
             f"NAME: got {name!r}; must be a client id (or several, as 0-24) of at most 64 letters, "
             "without '/', and neither 'ca' nor 'server'"
         )
-    paths = [directory / f"{name}{end}" for end in (".pem", ".key")]
-    _require_absent(paths)
+    paths = _free_paths(directory, name)
     _issue(directory, name, name, ExtendedKeyUsageOID.CLIENT_AUTH, days, None)
     return paths
 
@@ -71,10 +65,9 @@ def _issue(
 ) -> None:
     authority, authority_key = _load_authority(directory)
     key = ec.generate_private_key(ec.SECP256R1())
+    subject = _name(common_name)
     builder = (
-        _builder(_name(common_name), authority.subject, key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        _builder(subject, authority.subject, key.public_key(), days, signs_certificates=False)
         .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
@@ -87,23 +80,16 @@ def _issue(
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name,
+    issuer: x509.Name,
+    public_key: ec.EllipticCurvePublicKey,
+    days: int,
+    *,
+    signs_certificates: bool,
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public_key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BACKDATED)
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-    )
-
-
-def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
+    path_length = 0 if signs_certificates else None
+    usage = x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
         crl_sign=signs_certificates,
@@ -113,6 +99,18 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
         key_agreement=False,
         encipher_only=False,
         decipher_only=False,
+    )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATED)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+        .add_extension(x509.BasicConstraints(signs_certificates, path_length), critical=True)
+        .add_extension(usage, critical=True)
     )
 
 
@@ -145,13 +143,16 @@ def _load_authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurve
         ) from None
 
 
-def _require_absent(paths: Sequence[Path]) -> None:
+def _free_paths(directory: Path, *names: str) -> list[Path]:
+    """Return certificate and key of each name; ConfigError for the first that exists."""
+    paths = [directory / f"{name}{end}" for name in names for end in (".pem", ".key")]
     for path in paths:
         if path.exists():
             raise ConfigError(
                 f"{str(path)!r} exists already and is not written over; name another folder or "
                 "remove it"
             )
+    return paths
 
 
 def _write_pair(stem: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
@@ -168,8 +169,7 @@ def _write_pair(stem: Path, certificate: x509.Certificate, key: ec.EllipticCurve
 def _write(path: Path, contents: bytes, mode: int) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(handle, "wb") as file:
+        with open(path, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(contents)
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be written: {error}") from error

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 from ..config.run_config import RunConfig
@@ -29,7 +31,8 @@ from .leash import LEASHED
 _HOST = "127.0.0.1"
 _GRACE_SECONDS = 10.0
 _TAIL_LINES = 5
-_ERROR = "] error: "  # in a log, before what a client's command says is wrong
+_KEPT_LINES = 500  # among which an ended process says why
+_ERROR = "error: "  # before what a client's command says is wrong
 
 
 def launch(
@@ -46,12 +49,10 @@ def launch(
 
     Logs go to `folder`/logs and client states to `folder`/state. No process stays behind.
     """
-    code = None
-    if checkpoint is not None:
+    if checkpoint is not None and checkpoint.clients_keep_state:
         _require_states(checkpoint, folder / "state")
-        code = config.import_folders[0]
-    clients = ClientProcesses(config, client_arguments, num_processes, folder, code)
-    with clients:
+    code = None if checkpoint is None else config.import_folders[0]
+    with ClientProcesses(config, client_arguments, num_processes, folder, code) as clients:
         return serve(
             config,
             f"{_HOST}:0",
@@ -64,30 +65,22 @@ def launch(
         )
 
 
+@dataclass
 class ClientProcesses:
-    """The client processes of a launch, their logs and their end.
+    """The client processes of a launch, their logs and their end."""
 
-    They run in the folder `code`, if it is given, and so find the user's own code there.
-    """
+    config: RunConfig
+    arguments: Sequence[str]
+    num_processes: int
+    folder: Path
+    code: Path | None = None  # where they run, and so find the user's own code
 
-    def __init__(
-        self,
-        config: RunConfig,
-        arguments: Sequence[str],
-        num_processes: int,
-        folder: Path,
-        code: Path | None = None,
-    ) -> None:
-        self._config = config
-        self._arguments = list(arguments)
-        self._num_processes = num_processes
-        self._folder = folder
-        self._code = code
-        self._logs = folder / "logs"
+    def __post_init__(self) -> None:
+        self._logs = self.folder / "logs"
         self._made = [p for p in (self._logs, *self._logs.parents) if not p.exists()]
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._readers: list[threading.Thread] = []
-        self._earlier: dict[str, int] = {}  # characters of a log before this launch
+        self._said: dict[str, deque[str]] = {}  # the last lines of each process
 
     def __enter__(self) -> Self:
         return self
@@ -100,9 +93,8 @@ class ClientProcesses:
             raise ConfigError(
                 f"output.directory: cannot make {str(self._logs)!r}: {error}; name another folder"
             ) from error
-        for number, ids in enumerate(
-            _shares(self._config.federation.num_clients, self._num_processes)
-        ):
+        shares = _shares(self.config.federation.num_clients, self.num_processes)
+        for number, ids in enumerate(shares):
             process = subprocess.Popen(
                 self._command(ids, port),
                 stdin=subprocess.PIPE,  # the leash: it closes when this process ends
@@ -111,35 +103,43 @@ class ClientProcesses:
                 encoding="utf-8",
                 errors="replace",
                 env=os.environ | LEASHED | self._environment(number),
-                cwd=self._code if self._code is not None and self._code.is_dir() else None,
+                cwd=self.code if self.code is not None and self.code.is_dir() else None,
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends the rest
                 creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # Windows' own
             )
             self._processes[ids] = process
             log = self._logs / f"clients-{ids}.log"
-            self._earlier[ids] = len(_read(log))
-            reader = threading.Thread(target=_copy, args=(process.stdout, log, ids), daemon=True)
+            self._said[ids] = deque(maxlen=_KEPT_LINES)
+            arguments = (process.stdout, log, ids, self._said[ids])
+            reader = threading.Thread(target=_copy, args=arguments, daemon=True)
             reader.start()
             self._readers.append(reader)
 
     def _command(self, ids: str, port: int) -> list[str]:
-        address = f"{_HOST}:{port}"
-        state = str(self._folder.absolute() / "state")
-        own = ["--server", address, "--client-ids", ids, "--state-dir", state, "--insecure"]
+        state = str(self.folder.absolute() / "state")
+        own = [
+            "--server",
+            f"{_HOST}:{port}",
+            "--client-ids",
+            ids,
+            "--state-dir",
+            state,
+            "--insecure",
+        ]
         own.append("--debug")  # into the log, whole tracebacks; the console shows none of it
-        return [sys.executable, "-m", "fedopt_flwr", "client", *self._arguments, *own]
+        return [sys.executable, "-m", "fedopt_flwr", "client", *self.arguments, *own]
 
     def _environment(self, number: int) -> dict[str, str]:
         import torch
 
-        threads = str(self._config.training.threads)
+        threads = str(self.config.training.threads)
         own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
         own["PYTHONIOENCODING"] = "utf-8"  # as the log is, whatever this console can show
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
-        if self._code is not None and (data := os.environ.get("FEDOPT_DATA")):
+        if self.code is not None and (data := os.environ.get("FEDOPT_DATA")):
             own["FEDOPT_DATA"] = os.path.abspath(data)
-        if len(gpus) > 1 and self._config.training.device in ("auto", "cuda"):
+        if len(gpus) > 1 and self.config.training.device in ("auto", "cuda"):
             own["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
         return own
 
@@ -158,19 +158,14 @@ class ClientProcesses:
         for reader in self._readers:
             reader.join(1)
         log = self._logs / f"clients-{ids}.log"
-        lines = _read(log)[self._earlier.get(ids, 0) :].splitlines()
-        errors = [line.partition(_ERROR)[2] for line in lines if _ERROR in line]
+        lines = list(self._said[ids])
+        errors = [line.removeprefix(_ERROR) for line in lines if line.startswith(_ERROR)]
         if process.returncode == ConfigError.exit_code and errors:
             return ConfigError([f"clients {ids}: {error}" for error in errors])
         text = f"the process of clients {ids} ended with code {process.returncode}; its log {log}"
         return RunError("\n".join([f"{text} ends:", *(errors or lines[-_TAIL_LINES:])]))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Wait for those that the server sent home; stop the others."""
         deadline = time.monotonic() + _GRACE_SECONDS
         if kind is not None:
@@ -182,21 +177,16 @@ class ClientProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for process in self._processes.values():
             if process.stdin is not None:
                 process.stdin.close()
         for reader in self._readers:
             reader.join(1)
         ended_early = isinstance(error, (ConfigError, KeyboardInterrupt))
-        if ended_early and self._logs in self._made and not (self._folder / ROUNDS).exists():
-            self._remove_logs()
-
-    def _remove_logs(self) -> None:
-        for ids in self._processes:
-            (self._logs / f"clients-{ids}.log").unlink(missing_ok=True)
-        for folder in self._made:
-            with contextlib.suppress(OSError):  # other things are in it
-                folder.rmdir()
+        if ended_early and self._logs in self._made and not (self.folder / ROUNDS).exists():
+            shutil.rmtree(self._logs, ignore_errors=True)
+            for folder in self._made:
+                with contextlib.suppress(OSError):  # other things are in it
+                    folder.rmdir()
 
 
 class _Watched:
@@ -222,29 +212,19 @@ def _shares(num_clients: int, num_processes: int) -> list[str]:
 
 def _require_states(checkpoint: Checkpoint, directory: Path) -> None:
     """Raise ConfigError if a client's state that the checkpoint counts on is missing."""
-    if not checkpoint.clients_keep_state:
-        return
-    if not directory.is_dir():
-        raise ConfigError(
-            f"--resume: {str(directory)!r} is missing, which holds the clients' states of a "
-            "launch; put it back, or continue with `fedopt server --resume` and clients that have "
-            "them"
-        )
     states = states_in(directory)(checkpoint.server.run)
-    for client_id, version in checkpoint.server.versions.items():
-        try:
+    try:
+        for client_id, version in checkpoint.server.versions.items():
             states.load(client_id, version)
-        except MessageError as error:
-            raise ConfigError(
-                f"--resume: {error}; put {str(directory)!r} back as it was, or start a new run"
-            ) from error
+    except MessageError as error:
+        raise ConfigError(
+            f"--resume: {error}; put {str(directory)!r} back as it was, continue with `fedopt "
+            "server --resume` and clients that have their states, or start a new run"
+        ) from error
 
 
-def _read(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-
-
-def _copy(stream: IO[str], log: Path, ids: str) -> None:
+def _copy(stream: IO[str], log: Path, ids: str, said: deque[str]) -> None:
     with log.open("a", encoding="utf-8", buffering=1) as file:
         for line in stream:
+            said.append(line.rstrip("\n"))
             file.write(f"{time.strftime('%H:%M:%S')} [clients {ids}] {line}")

@@ -7,31 +7,16 @@ import ctypes
 import logging
 import os
 from collections.abc import Iterator
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
-import numpy as np
 import torch
 from flwr.server import Server
-
-from ..flower.messages import Scalar
 
 # parameters of glibc's mallopt
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _ARENA_MAX = -8
 _LARGEST_MMAP_THRESHOLD = 32 << 20  # bytes; glibc's own limit
-
-
-class Answering(Protocol):
-    """What answers the server: these two methods of Flower's NumPyClient."""
-
-    def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
-        """Say who this is ("client_id") and how many examples it has ("num_examples")."""
-
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Scalar]
-    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
-        """Follow one instruction: arrays, number of examples, report."""
 
 
 class LeanServer(Server):

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from flwr.app import Context
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
@@ -16,28 +15,18 @@ from flwr.serverapp import Grid, ServerApp
 
 from ..errors import RunError
 from ..flower import FederatedStrategy
-from ..flower.messages import Scalar
-from .common import Answering, LeanServer, intra_op_threads, quiet
+from .common import LeanServer, intra_op_threads, quiet
+
+_QUIET_RAY: dict[str, Any] = {
+    "include_dashboard": False,
+    "log_to_driver": False,
+    "logging_level": logging.ERROR,
+}
 
 
-class _Adapter(NumPyClient):
-    """Makes Flower's client from what answers."""
-
-    def __init__(self, inner: Answering) -> None:
-        self._inner = inner
-
-    def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
-        return self._inner.get_properties(config)
-
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Scalar]
-    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
-        return self._inner.fit(parameters, config)
-
-
-def make_client_app(client_for: Callable[[Context], Answering]) -> ClientApp:
+def make_client_app(client_for: Callable[[Context], NumPyClient]) -> ClientApp:
     """Return a ClientApp; `client_for` is called for every message, with that node's context."""
-    return ClientApp(client_fn=lambda context: _Adapter(client_for(context)).to_client())
+    return ClientApp(client_fn=lambda context: client_for(context).to_client())
 
 
 def run_on_grid(
@@ -58,7 +47,7 @@ def run_on_grid(
 
 def run_on_ray(
     main: Callable[[Grid, Context], None],
-    client_for: Callable[[Context], Answering],
+    client_for: Callable[[Context], NumPyClient],
     *,
     num_clients: int,
     cpus_per_client: float,
@@ -89,7 +78,10 @@ def run_on_ray(
                 server_app=server_app,
                 client_app=make_client_app(client_for),
                 num_supernodes=num_clients,
-                backend_config=_backend(cpus_per_client, gpus_per_client),
+                backend_config={
+                    "client_resources": {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client},
+                    "init_args": _QUIET_RAY,
+                },
             )
     except RuntimeError as error:
         on_crash()
@@ -100,14 +92,3 @@ def run_on_ray(
         raise RunError(f"--engine ray: Flower's simulation ended: {text}") from error
     if errors:
         raise errors[0]
-
-
-def _backend(cpus_per_client: float, gpus_per_client: float) -> Any:
-    return {
-        "client_resources": {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client},
-        "init_args": {
-            "include_dashboard": False,
-            "log_to_driver": False,
-            "logging_level": logging.ERROR,
-        },
-    }

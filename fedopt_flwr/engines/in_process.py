@@ -124,8 +124,7 @@ class _PruningServer(LeanServer):
         else:
             result = super().fit_round(server_round, timeout)
         for client_id in self._federated.asked:
-            version = self._federated.versions.get(client_id, NEVER)
-            self._states.prune(client_id, {version})
+            self._states.prune(client_id, {self._federated.versions.get(client_id, NEVER)})
         self._slots.release()
         return result
 

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any
 
 import numpy as np
 from flwr.client import Client
-from flwr.common import (
-    Code,
-    EvaluateIns,
-    EvaluateRes,
-    FitIns,
-    FitRes,
-    GetParametersIns,
-    GetParametersRes,
-    GetPropertiesIns,
-    GetPropertiesRes,
-    Status,
-    parameters_to_ndarrays,
-)
+from flwr.common import Code, FitIns, FitRes
 from flwr.server import Server, SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
@@ -31,27 +19,27 @@ from ..flower.messages import to_arrays
 from .common import quiet
 
 
+def _passed_on(name: str) -> Any:
+    """Return a method of Flower's ClientProxy that asks the client at once."""
+    return lambda proxy, ins, timeout, group_id: getattr(proxy.client, name)(ins)
+
+
 class ForeignProxy(ClientProxy):
     """One client of this process; an exception in it is what Flower's loop would see of it."""
 
     def __init__(self, cid: str, client: Client) -> None:
         super().__init__(cid)
-        self._client = client
+        self.client = client
         self.failure = ""  # of the last `fit` that went wrong
 
-    def get_properties(
-        self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None
-    ) -> GetPropertiesRes:
-        return self._client.get_properties(ins)
+    get_properties = _passed_on("get_properties")
+    get_parameters = _passed_on("get_parameters")
+    evaluate = _passed_on("evaluate")
+    reconnect = _passed_on("reconnect")  # no client has it: in process nothing is disconnected
 
-    def get_parameters(
-        self, ins: GetParametersIns, timeout: float | None, group_id: int | None
-    ) -> GetParametersRes:
-        return self._client.get_parameters(ins)
-
-    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+    def fit(self, ins: FitIns, *_: object, **__: object) -> FitRes:
         try:
-            result = self._client.fit(ins)
+            result = self.client.fit(ins)
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             raise
@@ -59,16 +47,6 @@ class ForeignProxy(ClientProxy):
         if result.status.code != Code.OK or isinstance(reported, str):
             self.failure = str(reported or result.status.message)
         return result
-
-    def evaluate(
-        self, ins: EvaluateIns, timeout: float | None, group_id: int | None
-    ) -> EvaluateRes:
-        if type(self._client).evaluate is Client.evaluate:
-            return EvaluateRes(Status(Code.EVALUATE_NOT_IMPLEMENTED, "none"), 0.0, 0, {})
-        return self._client.evaluate(ins)
-
-    def reconnect(self, *arguments: object, **options: object) -> NoReturn:
-        raise RuntimeError("nothing to reconnect in process")
 
 
 class _AllHere(SimpleClientManager):
@@ -106,9 +84,6 @@ def run_pair(
     for proxy in proxies:
         if proxy.failure and not may_fail:
             raise RunError(f"a client's fit failed: {proxy.failure}")
-    parameters = server.parameters
-    if not parameters.tensors:
+    if not server.parameters.tensors:
         raise RunError("the strategy ends with no parameters")
-    if parameters.tensor_type == "numpy.ndarray":
-        return parameters_to_ndarrays(parameters)
-    return to_arrays(parameters)
+    return to_arrays(server.parameters)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from flwr.app import Context
 from torch import nn
@@ -21,7 +20,7 @@ from ..training.evaluation import Metric
 from ..training.flat_model import FlatModel, copied
 from ..training.objective import Loss
 from .client import FederatedClient, ModelPool
-from .messages import Instruction, Scalar
+from .messages import Instruction
 from .state import ContextStates, DiskStates, MemoryStates
 
 
@@ -63,21 +62,7 @@ class Client(FederatedClient):
         self._state_dir = state_dir
         super().__init__(identity, data, pool, MemoryStates())
 
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Scalar]
-    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
-        try:
-            instruction = Instruction.from_config(config)
-            self._require_own(instruction)
-        except MessageError as error:
-            return [], 0, {"error": str(error)}
-        if self._state_dir is not None:
-            self._states = DiskStates(Path(self._state_dir) / f"run-{instruction.run}")
-        elif self._context is not None:
-            self._states = ContextStates(self._context.state, instruction.run)
-        return self.follow(instruction, parameters)
-
-    def _require_own(self, instruction: Instruction) -> None:
+    def prepare(self, instruction: Instruction) -> None:
         """Raise MessageError for another rule, or for a model that the server chose."""
         if self.kind is not None and instruction.algorithm != self.kind.name:
             raise MessageError(
@@ -90,6 +75,10 @@ class Client(FederatedClient):
                 f"{type(self).__name__} brings its own; use it with a strategy of "
                 "fedopt_flwr.strategies, or `fedopt client` with this server"
             )
+        if self._state_dir is not None:
+            self._states = DiskStates(Path(self._state_dir) / f"run-{instruction.run}")
+        elif self._context is not None:
+            self._states = ContextStates(self._context.state, instruction.run)
 
 
 def _identity(client_id: ClientId | None, context: Context | None) -> ClientId:

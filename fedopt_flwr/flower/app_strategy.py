@@ -18,7 +18,6 @@ from ..config.sections import FederationSection, TrainingSection
 from ..rounds.record import RoundRecord
 from ..training.flat_model import FlatModel, copied
 from .messages import Instruction, Scalar, to_arrays
-from .replies import own_metrics
 from .strategy import FederatedStrategy
 
 Metrics = dict[str, Scalar]
@@ -83,14 +82,13 @@ class Strategy(FederatedStrategy):
     ) -> None:
         config = self._read_options(options)
         register(type(rule))
-        given: dict[str, Any] = {**options}
         flat = FlatModel(copied(model))
         template = Instruction.for_run(config, flat, (), 0)
         self.rounds: list[RoundRecord] = []
-        self._also_on_round = given.get("on_round")
-        self._evaluate_fn: EvaluateFn | None = given.get("evaluate_fn")
-        self._fit_config = given.get("on_fit_config_fn")
-        self._fit_metrics = given.get("fit_metrics_aggregation_fn")
+        self._also_on_round = options.get("on_round")
+        self._evaluate_fn = options.get("evaluate_fn")
+        self._fit_config = options.get("on_fit_config_fn")
+        self._fit_metrics = options.get("fit_metrics_aggregation_fn")
         super().__init__(
             rule,
             flat,
@@ -142,9 +140,11 @@ class Strategy(FederatedStrategy):
         parameters, metrics = super().aggregate_fit(server_round, results, failures)
         if self._fit_metrics is not None:
             answers = {self.members.id_of(proxy): result for proxy, result in results}
-            counted = [
-                (self.state.plan.num_examples[i], own_metrics(answers[i]))
+            num_examples = self.state.plan.num_examples
+            # what a user's client reported beside, and of ours what a user may want to average
+            reports = {
+                i: {key: value for key, value in answers[i].metrics.items() if key != "arrays"}
                 for i in self.record.clients
-            ]
-            metrics = self._fit_metrics(counted)
+            }
+            metrics = self._fit_metrics([(num_examples[i], own) for i, own in reports.items()])
         return parameters, metrics

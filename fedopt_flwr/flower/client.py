@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 
 import numpy as np
@@ -14,16 +14,15 @@ import torch
 from flwr.client import NumPyClient
 from torch import Tensor
 
-from .. import randomness
 from ..algorithm import Algorithm, ClientId, ClientState
 from ..algorithms import ALGORITHMS
 from ..data import ClientData
-from ..errors import MessageError
+from ..errors import FedoptError, MessageError
 from ..own_code import described
 from ..problems import unknown_name
-from ..randomness import derive
+from ..randomness import derive, kept
 from ..training.evaluation import Metric, evaluate
-from ..training.flat_model import FlatModel, Layout, is_buffer_name
+from ..training.flat_model import FlatModel, is_buffer_name
 from ..training.objective import Loss, ModelObjective, batch_positions
 from .messages import NEVER, Instruction, Scalar, decode, expected_arrays, repeated
 from .state import ClientStates
@@ -48,7 +47,7 @@ class ModelPool:
         for model in models:
             self._free.put(model)
 
-    @contextlib.contextmanager
+    @contextmanager
     def borrow(self) -> Iterator[FlatModel]:
         """Lend one model; wait until one is free."""
         model = self._free.get()
@@ -79,16 +78,12 @@ class FederatedClient(NumPyClient):
     def fit(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]
     ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
+        """Follow one instruction; return arrays, n_i and a report."""
         try:
             instruction = Instruction.from_config(config)
-        except MessageError as error:
+            self.prepare(instruction)
+        except FedoptError as error:
             return [], 0, {"error": str(error)}
-        return self.follow(instruction, parameters)
-
-    def follow(
-        self, instruction: Instruction, parameters: list[np.ndarray]
-    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
-        """Do what one instruction says and return what `fit` does: arrays, n_i, report."""
         started = time.perf_counter()
         repeats = repeated(instruction.to_config())
         try:
@@ -108,11 +103,15 @@ class FederatedClient(NumPyClient):
         }
         return arrays, self.data.num_examples, report
 
+    def prepare(self, instruction: Instruction) -> None:
+        """Take what this round needs; FedoptError if it is not to be had. For subclasses."""
+
     def _train(
         self, instruction: Instruction, parameters: list[np.ndarray], model: FlatModel
     ) -> tuple[dict[str, Tensor], float, int]:
         rule = _rule(instruction.algorithm, instruction.hyperparameters)
-        expected = expected_download(rule, model, instruction)
+        names = rule.broadcast_names if instruction.phase == "train" else ("model",)
+        expected = expected_arrays(names, model, with_buffers=instruction.buffers == "average")
         received = decode(parameters, instruction.arrays, expected, "server")
         received = {name: array.to(model.device) for name, array in received.items()}
         state = self._state(rule, model, instruction)
@@ -121,7 +120,11 @@ class FederatedClient(NumPyClient):
         buffers = buffers or {name: state.pop(name) for name in list(state) if is_buffer_name(name)}
         if buffers:
             model.write_buffers(buffers)
-        with torch.enable_grad(), self._seeded_generators(instruction, model.device):
+        seed = derive(instruction.seed, "model", self.client_id, instruction.round)
+        # what draws from the global generators draws the same in every process; clients that train
+        # at the same time share them: there, nothing may draw
+        seeded = kept(model.device, seed) if self._models.is_one else nullcontext()
+        with torch.enable_grad(), seeded:
             if instruction.phase == "gradient":
                 return {"gradient": objective.full_gradient(received["model"])}, 0.0, 0
             half = rule.client_start if instruction.phase == "start" else rule.client_update
@@ -167,18 +170,6 @@ class FederatedClient(NumPyClient):
             derive(instruction.seed, "initial batch", self.client_id, instruction.round),
         )
 
-    def _seeded_generators(
-        self, instruction: Instruction, device: torch.device
-    ) -> contextlib.AbstractContextManager[None]:
-        """Whatever draws from the global generators draws the same in every process.
-
-        Clients that train at the same time share them; there, nothing may draw.
-        """
-        if not self._models.is_one:
-            return contextlib.nullcontext()
-        seed = derive(instruction.seed, "model", self.client_id, instruction.round)
-        return randomness.kept(device, seed)
-
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
@@ -188,15 +179,6 @@ class FederatedClient(NumPyClient):
             loss, metric = evaluate(model, self.data, self._models.loss, self._models.metric)
         report: dict[str, Scalar] = {} if metric is None else {"metric": metric}
         return loss, self.data.num_examples, report
-
-
-def expected_download(
-    rule: Algorithm, model: FlatModel, instruction: Instruction
-) -> dict[str, Layout]:
-    """Return name -> (size, dtype) of the arrays that an instruction carries."""
-    names = rule.broadcast_names if instruction.phase == "train" else ("model",)
-    sends_buffers = instruction.buffers == "average"
-    return expected_arrays(names, model, with_buffers=sends_buffers)
 
 
 def _rule(name: str, hyperparameters: str) -> Algorithm:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from typing import Literal, TypeVar
 
 from flwr.common import Code, GetPropertiesIns
 from flwr.server.client_manager import ClientManager
@@ -16,24 +17,21 @@ from ..algorithm import ClientId
 from ..config.sections import FederationSection
 from ..errors import FedoptWarning, RunError
 from ..rounds.sampling import sorted_ids
-from .messages import Scalar
 
 _POLL_SECONDS = 0.05
+_Key = TypeVar("_Key", str, ClientId)
 _Answer = TypeVar("_Answer")
 
 
 class Members:
     """Connections by client id. Each connection is asked once for its id and example count."""
 
-    def __init__(
-        self, federation: FederationSection, while_waiting: Callable[[], None] = lambda: None
-    ) -> None:
-        self._patience = federation.start_timeout  # s that a connection has to say who it is
+    def __init__(self, federation: FederationSection, while_waiting: Callable[[], None]) -> None:
+        self._federation = federation
         # what a client must know before it can say how many examples it has
-        self.facts: dict[str, Scalar] = {
-            "num_clients": federation.num_clients,
-            "seed": federation.seed,
-        }
+        self._facts = GetPropertiesIns(
+            {"num_clients": federation.num_clients, "seed": federation.seed}
+        )
         self.max_workers: int | None = None  # connections asked at the same time; None: all
         self._while_waiting = while_waiting  # may raise, to end the wait
         self._ids: dict[str, ClientId] = {}  # Flower's connection id -> client id
@@ -42,28 +40,33 @@ class Members:
         self.num_examples: dict[ClientId, int] = {}
         self.ids: list[ClientId] = []  # all N, in the order of `sorted_ids`
 
-    def discover(self, manager: ClientManager, num_clients: int, timeout: float) -> None:
+    def discover(self, manager: ClientManager) -> None:
         """Wait until N clients are connected; ask who they are. RunError names the missing."""
-        self.gather(manager, num_clients, timeout, "federation.num_clients")
+        self.gather(manager, "num_clients")
         self.ids = sorted_ids(list(self._proxies))
-        if len(self.ids) != num_clients:
+        if len(self.ids) != self._federation.num_clients:
             raise RunError(
-                f"federation.num_clients: got {num_clients}; {len(self.ids)} clients with "
-                f"different ids are connected: {self.ids}; give each its own id"
+                f"federation.num_clients: got {self._federation.num_clients}; {len(self.ids)} "
+                f"clients with different ids are connected: {self.ids}; give each its own id"
             )
 
-    def gather(self, manager: ClientManager, needed: int, timeout: float, field: str) -> None:
-        """Wait until so many clients are connected; RunError names `field`, which wants them."""
+    def gather(self, manager: ClientManager, field: Literal["num_clients", "min_replies"]) -> None:
+        """Wait until as many clients are connected as this field says; RunError names it."""
+        needed: int = getattr(self._federation, field)
+        timeout = self._federation.start_timeout
         deadline = time.monotonic() + timeout
         while manager.num_available() < needed:
             self._while_waiting()
             if time.monotonic() > deadline:
                 self.refresh(manager)
+                missing = ""
+                if all(isinstance(i, int) for i in self._proxies):
+                    ids = [str(i) for i in self.ids or range(needed) if i not in self._proxies]
+                    missing = f", missing {', '.join(ids)}"
                 raise RunError(
-                    f"{field}: only {len(self._proxies)} of {needed} clients were connected within "
-                    f"{timeout:g} s: {sorted(map(str, self._proxies))}"
-                    f"{_missing(self._proxies, self.ids or range(needed))}; start those, "
-                    "ask for fewer or raise federation.start_timeout"
+                    f"federation.{field}: only {len(self._proxies)} of {needed} clients were "
+                    f"connected within {timeout:g} s: {sorted(map(str, self._proxies))}"
+                    f"{missing}; start those, ask for fewer or raise federation.start_timeout"
                 )
             time.sleep(_POLL_SECONDS)
         self.refresh(manager)
@@ -77,11 +80,11 @@ class Members:
         connected = dict(manager.all())
         now = time.monotonic()
         new = {
-            cid: proxy
+            cid: partial(self.introduction, proxy)
             for cid, proxy in connected.items()
             if cid not in self._ids and now >= self._ask_again.get(cid, now)
         }
-        for cid, answer in ask_all(new.items(), self._ask, self.max_workers).items():
+        for cid, answer in ask_all(new, self.max_workers).items():
             if isinstance(answer, Exception):
                 text = f"connection {cid}: did not tell its client id: {answer}"
                 if not self.ids:
@@ -89,7 +92,7 @@ class Members:
                         f"{text}; fix that client, start without it, or raise "
                         "federation.start_timeout"
                     )
-                self._ask_again[cid] = time.monotonic() + self._patience
+                self._ask_again[cid] = time.monotonic() + self._federation.start_timeout
                 warnings.warn(f"{text}; the run continues without it", FedoptWarning, stacklevel=2)
                 continue
             self._ids[cid] = answer[0]
@@ -97,8 +100,9 @@ class Members:
         self._ids = {cid: client_id for cid, client_id in self._ids.items() if cid in connected}
         self._proxies = {client_id: connected[cid] for cid, client_id in self._ids.items()}
 
-    def _ask(self, proxy: ClientProxy) -> tuple[ClientId, int]:
-        reply = proxy.get_properties(GetPropertiesIns(self.facts), self._patience, group_id=0)
+    def introduction(self, proxy: ClientProxy) -> tuple[ClientId, int]:
+        """Ask a connection for its id and number of examples; RunError if they are of no use."""
+        reply = proxy.get_properties(self._facts, self._federation.start_timeout, group_id=0)
         if reply.status.code != Code.OK:
             raise RunError(reply.status.message)
         client_id = reply.properties.get("client_id")
@@ -119,29 +123,18 @@ class Members:
         return self._proxies.get(client_id)
 
 
-def _missing(present: Iterable[ClientId], wanted: Iterable[ClientId]) -> str:
-    ids = set(present)
-    missing = [str(i) for i in wanted if i not in ids]
-    return f", missing {', '.join(missing)}" if all(isinstance(i, int) for i in ids) else ""
-
-
 def ask_all(
-    proxies: Iterable[tuple[str, ClientProxy]],
-    question: Callable[[ClientProxy], _Answer],
-    max_workers: int | None = None,
-) -> dict[str, _Answer | Exception]:
-    """Ask all connections, at once unless limited; what one raises is its answer."""
-    pending = list(proxies)
+    questions: Mapping[_Key, Callable[[], _Answer]], max_workers: int | None
+) -> dict[_Key, _Answer | Exception]:
+    """Ask all at once, unless limited; what a question raises is its answer."""
 
-    def ask(item: tuple[str, ClientProxy]) -> _Answer | Exception:
+    def ask(question: Callable[[], _Answer]) -> _Answer | Exception:
         try:
-            return question(item[1])
+            return question()
         except Exception as error:
             return error
 
-    if max_workers == 1 or not pending:
-        return {item[0]: ask(item) for item in pending}
-    with ThreadPoolExecutor(max_workers=max_workers or len(pending)) as pool:
-        return {
-            cid: answer for (cid, _), answer in zip(pending, pool.map(ask, pending), strict=True)
-        }
+    if max_workers == 1 or not questions:
+        return {key: ask(question) for key, question in questions.items()}
+    with ThreadPoolExecutor(max_workers or len(questions)) as pool:
+        return dict(zip(questions, pool.map(ask, questions.values()), strict=True))

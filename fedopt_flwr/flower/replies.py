@@ -1,4 +1,4 @@
-"""From Flower's answers to the replies that a rule may take in, and to the round's record."""
+"""From Flower's answers to the uploads that a rule may take in."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flwr.common import Code, FitRes
-from torch import Tensor
 
-from ..algorithm import ClientId, Reply
+from ..algorithm import ClientId
 from ..errors import MessageError
 from ..rounds.record import NOT_FINITE, RoundRecord, Upload
 from ..training.flat_model import Layout, is_buffer_name
-from .messages import Scalar, decode, encoded_bytes, repeated, require_answers, to_arrays
+from .messages import decode, encoded_bytes, require_answers, to_arrays
 
 
 def accept(
     asked: Sequence[ClientId],
-    answers: Mapping[ClientId, FitRes | str],
+    answers: Mapping[ClientId, FitRes | Exception | str],
     expected: Mapping[ClientId, Mapping[str, Layout]],
     record: RoundRecord,
     asked_for: Mapping[str, Any],
@@ -26,17 +25,17 @@ def accept(
 ) -> dict[ClientId, Upload]:
     """Return the usable uploads in the order of `asked`; `expected` are each client's arrays.
 
-    `asked_for` is the run, round and phase that reports must repeat. An answer that is a text, is
-    missing, carries an error or does not hold the expected arrays becomes an error in the record,
-    as does one of other than the planned `local_steps`: weights and c_i follow from those. Bytes
-    and vectors that arrived are counted either way.
+    `asked_for` is the run, round and phase that reports must repeat. An answer that is a text or an
+    exception, is missing, carries an error or does not hold the expected arrays becomes an error in
+    the record, as does one of other than the planned `local_steps`: weights and c_i follow from
+    those. Bytes and vectors that arrived are counted either way.
     """
     uploads = {}
     for client_id in asked:
         answer = answers.get(client_id, "no answer")
         try:
-            if isinstance(answer, str):
-                raise MessageError(answer)
+            if not isinstance(answer, FitRes):
+                raise MessageError(str(answer))
             upload = _checked(client_id, answer, expected[client_id], record, asked_for)
             _require_steps(answer, (local_steps or {}).get(client_id))
             uploads[client_id] = upload
@@ -87,29 +86,3 @@ def _require_steps(answer: FitRes, planned: int | None) -> None:
             f"took {taken!r} local steps; with the examples that it had at the start it takes "
             f"{planned}; give it that data again"
         )
-
-
-def buffers_of(reply: Reply) -> dict[str, Tensor]:
-    """Return the model's buffers in a reply."""
-    return {name: array for name, array in reply.upload.items() if is_buffer_name(name)}
-
-
-def own_metrics(answer: FitRes) -> dict[str, Scalar]:
-    """Return what a user's client reported beside, and of ours what a user may want to average."""
-    ours = {"arrays", *repeated({})}
-    return {key: value for key, value in answer.metrics.items() if key not in ours}
-
-
-def fill_record(
-    record: RoundRecord,
-    asked: Sequence[ClientId],
-    counted: Mapping[ClientId, Upload],
-    num_examples: Mapping[ClientId, int],
-) -> None:
-    """Write into the record who was counted and how their training went."""
-    record.clients = [i for i in asked if i in counted]
-    record.failures = len(asked) - len(counted)
-    if counted:
-        examples = sum(num_examples[i] for i in counted)
-        record.train_loss = sum(u.loss * num_examples[i] for i, u in counted.items()) / examples
-        record.client_seconds = sum(u.seconds for u in counted.values()) / len(counted)

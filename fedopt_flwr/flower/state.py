@@ -7,9 +7,9 @@ client's c_i and the server's c drift apart.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import quote
 
 import torch
@@ -24,20 +24,40 @@ from ..files import replacing
 STATE_LOST = "the client lost its state"  # in the error of such a client
 
 
-class ClientStates(Protocol):
+class ClientStates(ABC):
     """Where clients keep their state between rounds."""
 
     def load(self, client_id: ClientId, version: int) -> ClientState:
         """Return the state saved in that round; MessageError if it is not there."""
-
-    def save(self, client_id: ClientId, version: int, state: ClientState) -> None:
-        """Keep a state under its round."""
+        found = self._versions(client_id)
+        if version not in found:
+            raise MessageError(
+                f"client {client_id}: state of round {version} is asked for; has {found}; "
+                f"{STATE_LOST}, so the run cannot continue with it"
+            )
+        return self._read(client_id, version)
 
     def prune(self, client_id: ClientId, keep: Collection[int]) -> None:
         """Drop all other versions: those that the server will not ask for again."""
+        for version in self._versions(client_id):
+            if version not in keep:
+                self._drop(client_id, version)
+
+    @abstractmethod
+    def save(self, client_id: ClientId, version: int, state: ClientState) -> None:
+        """Keep a state under its round."""
+
+    @abstractmethod
+    def _versions(self, client_id: ClientId) -> list[int]: ...
+
+    @abstractmethod
+    def _read(self, client_id: ClientId, version: int) -> ClientState: ...
+
+    @abstractmethod
+    def _drop(self, client_id: ClientId, version: int) -> None: ...
 
 
-class MemoryStates:
+class MemoryStates(ClientStates):
     """States of all clients of one process, for as long as it lives, in the host's memory.
 
     Tensors of pruned versions are written to again: the allocator would not find them a second use
@@ -47,12 +67,6 @@ class MemoryStates:
     def __init__(self) -> None:
         self._states: dict[ClientId, dict[int, ClientState]] = {}
         self._spare: list[ClientState] = []
-
-    def load(self, client_id: ClientId, version: int) -> ClientState:
-        versions = self._states.get(client_id, {})
-        if version not in versions:
-            raise _lost(client_id, version, sorted(versions))
-        return versions[version]
 
     def save(self, client_id: ClientId, version: int, state: ClientState) -> None:
         versions = self._states.setdefault(client_id, {})
@@ -65,13 +79,17 @@ class MemoryStates:
         state = {n: a.clone() if a.data_ptr() in kept else a for n, a in state.items()}
         versions[version] = state
 
-    def prune(self, client_id: ClientId, keep: Collection[int]) -> None:
-        versions = self._states.get(client_id, {})
-        for version in [v for v in versions if v not in keep]:
-            self._spare.append(versions.pop(version))
+    def _versions(self, client_id: ClientId) -> list[int]:
+        return sorted(self._states.get(client_id, {}))
+
+    def _read(self, client_id: ClientId, version: int) -> ClientState:
+        return self._states[client_id][version]
+
+    def _drop(self, client_id: ClientId, version: int) -> None:
+        self._spare.append(self._states[client_id].pop(version))
 
 
-class DiskStates:
+class DiskStates(ClientStates):
     """States as files, so that a client that is killed and started again continues where it was.
 
     `directory`/client-<id>/round-<version>.safetensors; a file is whole and on the disk before it
@@ -81,10 +99,8 @@ class DiskStates:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def load(self, client_id: ClientId, version: int) -> ClientState:
+    def _read(self, client_id: ClientId, version: int) -> ClientState:
         path = self._path(client_id, version)
-        if not path.is_file():
-            raise _lost(client_id, version, self._versions(client_id))
         try:
             return load_file(path)
         except (OSError, SafetensorError) as error:
@@ -99,10 +115,8 @@ class DiskStates:
         with replacing(path, durable=True) as unfinished:
             unfinished.write_bytes(contents)
 
-    def prune(self, client_id: ClientId, keep: Collection[int]) -> None:
-        for version in self._versions(client_id):
-            if version not in keep:
-                self._path(client_id, version).unlink(missing_ok=True)
+    def _drop(self, client_id: ClientId, version: int) -> None:
+        self._path(client_id, version).unlink(missing_ok=True)
 
     def _path(self, client_id: ClientId, version: int) -> Path:
         folder = f"client-{quote(str(client_id), safe='')}"
@@ -113,28 +127,23 @@ class DiskStates:
         return sorted(int(path.stem.removeprefix("round-")) for path in found)
 
 
-class ContextStates:
+class ContextStates(ClientStates):
     """States in Flower's `context.state`, which its runtimes keep for a node between messages."""
 
     def __init__(self, records: RecordDict, run: str) -> None:
         self._records = records
         self._prefix = f"fedopt-{run}"
 
-    def load(self, client_id: ClientId, version: int) -> ClientState:
-        key = self._key(client_id, version)
-        if key not in self._records.array_records:
-            raise _lost(client_id, version, self._versions(client_id))
-        arrays = self._records.array_records[key]
+    def _read(self, client_id: ClientId, version: int) -> ClientState:
+        arrays = self._records.array_records[self._key(client_id, version)]
         return {name: torch.tensor(array.numpy()) for name, array in arrays.items()}
 
     def save(self, client_id: ClientId, version: int, state: ClientState) -> None:
         arrays = {name: Array(array.detach().cpu().numpy()) for name, array in state.items()}
         self._records[self._key(client_id, version)] = ArrayRecord(arrays)
 
-    def prune(self, client_id: ClientId, keep: Collection[int]) -> None:
-        for version in self._versions(client_id):
-            if version not in keep:
-                del self._records[self._key(client_id, version)]
+    def _drop(self, client_id: ClientId, version: int) -> None:
+        del self._records[self._key(client_id, version)]
 
     def _key(self, client_id: ClientId, version: int) -> str:
         return f"{self._prefix}/{client_id}/{version}"
@@ -142,10 +151,3 @@ class ContextStates:
     def _versions(self, client_id: ClientId) -> list[int]:
         own = f"{self._prefix}/{client_id}/"
         return sorted(int(key.removeprefix(own)) for key in self._records if key.startswith(own))
-
-
-def _lost(client_id: ClientId, version: int, found: list[int]) -> MessageError:
-    return MessageError(
-        f"client {client_id}: state of round {version} is asked for; has {found}; {STATE_LOST}, "
-        "so the run cannot continue with it"
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters, ndarrays_to_parameters
 from flwr.server.client_manager import ClientManager
@@ -32,7 +33,7 @@ from .messages import (
     expected_arrays,
     to_arrays,
 )
-from .replies import accept, buffers_of, fill_record
+from .replies import accept
 from .wrappers import refuse_privacy_wrappers
 
 Fit = tuple[ClientProxy, FitRes]
@@ -109,13 +110,12 @@ class FederatedStrategy(Strategy):
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Find all clients, fix the plan, run the start pass; called once, before round 1."""
         refuse_privacy_wrappers()
-        federation = self._config.federation
-        self.members.discover(client_manager, federation.num_clients, federation.start_timeout)
+        self.members.discover(client_manager)
         sizes = {i: self.members.num_examples[i] for i in self.members.ids}
         plan = make_plan(self.rule, self._config, sizes)
         self.rule = self.rule.resolve(plan)
         self._rule_of_round = self.rule
-        self._participation = Participation(self.rule, federation, plan)
+        self._participation = Participation(self.rule, self._config.federation, plan)
         self._on_start(self.rule, plan)
         if self._resume:
             self.state = ServerState(plan, dict(self._resume.vectors))
@@ -148,35 +148,25 @@ class FederatedStrategy(Strategy):
         self, phase: Phase, ids: Sequence[ClientId], names: tuple[str, ...]
     ) -> dict[ClientId, Upload]:
         """Ask these clients outside of Flower's loop, all at once, and return what is usable."""
-        expected = expected_arrays(names, self.model, with_buffers=False)
-        instructions = self._instruct(phase, ids, {"model": self.state["model"]})
-        by_cid = {proxy.cid: ins for proxy, ins in instructions}
-        answers = ask_all(
-            [(proxy.cid, proxy) for proxy, _ in instructions],
-            lambda proxy: proxy.fit(by_cid[proxy.cid], self._config.federation.timeout_seconds, 0),
-            self.members.max_workers,
-        )
-        by_id = {
-            self.members.id_of(proxy): str(answer) if isinstance(answer, Exception) else answer
-            for proxy, _ in instructions
-            for answer in [answers[proxy.cid]]
+        timeout = self._config.federation.timeout_seconds
+        questions = {
+            self.members.id_of(proxy): partial(proxy.fit, ins, timeout, 0)
+            for proxy, ins in self._instruct(phase, ids, {"model": self.state["model"]})
         }
-        return accept(ids, by_id, dict.fromkeys(ids, expected), self.record, self._asked_for(phase))
+        answers = ask_all(questions, self.members.max_workers)
+        expected = expected_arrays(names, self.model, with_buffers=False)
+        asked_for = self._asked_for(phase)
+        return accept(ids, answers, dict.fromkeys(ids, expected), self.record, asked_for)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
         self._begin_round(server_round + self._rounds_before)
-        federation = self._config.federation
-        self.members.gather(
-            client_manager,
-            federation.min_replies,
-            federation.start_timeout,
-            "federation.min_replies",
-        )
+        self.members.gather(client_manager, "min_replies")
         number = self.record.round
         rule = self.rule.at_round(self.state, number)
-        self._rule_of_round = scheduled(rule, self._config.schedule, number, federation.num_rounds)
+        num_rounds = self._config.federation.num_rounds
+        self._rule_of_round = scheduled(rule, self._config.schedule, number, num_rounds)
         if self._participation.needs_clusters(self.state, number):
             gradients = self._ask_now("gradient", self._participation.choose_all(), ("gradient",))
             rows = {i: upload.arrays["gradient"] for i, upload in gradients.items()}
@@ -245,7 +235,9 @@ class FederatedStrategy(Strategy):
         self.state = self._rule_of_round.server_update(self.state, replies)
         if average:
             total = sum(r.weight for r in replies)
-            self._buffers = average_buffers([(r.weight / total, buffers_of(r)) for r in replies])
+            buffers = [{n: a for n, a in r.upload.items() if is_buffer_name(n)} for r in replies]
+            weights = [r.weight / total for r in replies]
+            self._buffers = average_buffers(list(zip(weights, buffers, strict=True)))
         self._finish_round(uploads)
         return self._flower_parameters(), {}
 
@@ -261,20 +253,24 @@ class FederatedStrategy(Strategy):
         """Key answers by client id. Flower's exceptions carry no id, so all share their texts."""
         unnamed = "; ".join(sorted({str(f) for f in failures if isinstance(f, BaseException)}))
         answers: dict[ClientId, FitRes | str] = dict.fromkeys(self.asked, unnamed or "no answer")
-        for failure in failures:
-            if not isinstance(failure, BaseException):
-                answers[self.members.id_of(failure[0])] = failure[1].status.message
-        return answers | {self.members.id_of(proxy): result for proxy, result in results}
+        named = [*results, *(f for f in failures if not isinstance(f, BaseException))]
+        return answers | {self.members.id_of(proxy): result for proxy, result in named}
 
     def _begin_round(self, number: int) -> None:
         self.record = RoundRecord(number)
         self._started = time.perf_counter()
 
     def _finish_round(self, counted: Mapping[ClientId, Upload]) -> None:
-        for client_id in counted:
-            self.versions[client_id] = self.record.round
-        fill_record(self.record, self.asked, counted, self.state.plan.num_examples)
-        self.record.seconds = time.perf_counter() - self._started
+        record = self.record
+        record.clients = [i for i in self.asked if i in counted]
+        record.failures = len(self.asked) - len(counted)
+        if counted:
+            self.versions |= dict.fromkeys(counted, record.round)
+            num_examples = self.state.plan.num_examples
+            total = sum(num_examples[i] for i in counted)
+            record.train_loss = sum(u.loss * num_examples[i] for i, u in counted.items()) / total
+            record.client_seconds = sum(u.seconds for u in counted.values()) / len(counted)
+        record.seconds = time.perf_counter() - self._started
 
     def write_to_model(self) -> None:
         """Put the server's vector and buffers into `model`, which clients may have trained on."""
@@ -294,23 +290,21 @@ class FederatedStrategy(Strategy):
     ) -> tuple[float, dict[str, Scalar]] | None:
         """Evaluate the server's model where that is due, and publish the round's record."""
         record = self.record
-        due = record.round in (self._config.federation.num_rounds, 0)
-        due = due or record.round % self._config.output.evaluate_every == 0
         if server_round == 0 and (self._resume or not self.rule.start_names):
             return None
-        evaluation = None
-        if self._evaluate and due:
-            self.write_to_model()
-            evaluation = self._evaluate(self.model)
-        if evaluation is not None:
-            record.test_loss = evaluation.loss
-            record.test_metric = evaluation.metric
-            if evaluation.metric_name == "accuracy":
-                record.test_accuracy = evaluation.metric
-        self._on_round(record)
-        if evaluation is None:
+        is_last = record.round == self._config.federation.num_rounds
+        if not self._evaluate or (
+            record.round % self._config.output.evaluate_every and not is_last
+        ):
+            self._on_round(record)
             return None
-        metric = evaluation.metric
+        self.write_to_model()
+        evaluation = self._evaluate(self.model)
+        record.test_loss = evaluation.loss
+        metric = record.test_metric = evaluation.metric
+        if evaluation.metric_name == "accuracy":
+            record.test_accuracy = metric
+        self._on_round(record)
         return evaluation.loss, {} if metric is None else {evaluation.metric_name: metric}
 
     def configure_evaluate(

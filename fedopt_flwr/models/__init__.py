@@ -18,10 +18,7 @@ from ..randomness import derive
 from .networks import cnn, logistic, mlp, resnet18
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": mlp,
-    "cnn": cnn,
-    "logistic": logistic,
-    "resnet18": resnet18,
+    make.__name__: make for make in (mlp, cnn, logistic, resnet18)
 }
 
 

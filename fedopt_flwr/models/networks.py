@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-
-_CNN_CHANNELS = (16, 32, 64)
-_CNN_HIDDEN = 96
 
 
 def mlp(
@@ -38,21 +36,14 @@ def cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     Channels-last memory and ReLU after the pooling (max and ReLU commute) take a third off a step
     on a CPU, where pooling along contiguous rows costs as much as a convolution.
     """
-    channels, height, width = _require_image(input_shape, smallest=8)
+    _require_image(input_shape)
+    channels, height, width = input_shape
     layers: list[nn.Module] = [_ChannelsLast()]
-    for next_channels in _CNN_CHANNELS:
+    for next_channels in (16, 32, 64):
         layers += [nn.Conv2d(channels, next_channels, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
         channels = next_channels
-        height = height // 2
-        width = width // 2
-    flat = channels * height * width
-    head = [
-        nn.Flatten(),
-        nn.Linear(flat, _CNN_HIDDEN),
-        nn.ReLU(),
-        nn.Linear(_CNN_HIDDEN, num_classes),
-    ]
-    return nn.Sequential(*layers, *head)
+    hidden = nn.Linear(channels * (height // 8) * (width // 8), 96)
+    return nn.Sequential(*layers, nn.Flatten(), hidden, nn.ReLU(), nn.Linear(96, num_classes))
 
 
 class _ChannelsLast(nn.Module):
@@ -72,24 +63,19 @@ def resnet18(
     """
     from torchvision.models import resnet18 as imagenet_resnet18
 
-    channels, _, _ = _require_image(input_shape, smallest=8)
-    norms: dict[str, Callable[[int], nn.Module]] = {
-        "batch": nn.BatchNorm2d,
-        "group": lambda width: nn.GroupNorm(32, width),
-    }
-    if norm not in norms:
+    _require_image(input_shape)
+    if norm not in ("batch", "group"):
         raise ValueError(f"norm: got {norm!r}; must be 'batch' or 'group'")
-    network: nn.Module = imagenet_resnet18(num_classes=num_classes, norm_layer=norms[norm])
-    network.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+    layer = nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, 32)
+    network: nn.Module = imagenet_resnet18(num_classes=num_classes, norm_layer=layer)
+    network.conv1 = nn.Conv2d(input_shape[0], 64, 3, padding=1, bias=False)
     network.maxpool = nn.Identity()
     return network
 
 
-def _require_image(input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
+def _require_image(input_shape: tuple[int, ...]) -> None:
+    if len(input_shape) != 3 or min(input_shape[1:]) < 8:
         raise ValueError(
             f"the data has shape {tuple(input_shape)}; must be (channels, height, width) with at "
-            f"least {smallest} pixels a side; use 'mlp' or 'logistic' for other data"
+            "least 8 pixels a side; use 'mlp' or 'logistic' for other data"
         )
-    channels, height, width = input_shape
-    return channels, height, width

@@ -89,12 +89,10 @@ def cluster(gradients: Sequence[Tensor], num_clusters: int) -> list[int]:
     rows = np.stack([gradient.cpu().numpy() for gradient in gradients])
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     known = norms[:, 0] > 0
-    groups = num_clusters - int(not known.all())
+    groups = max(1, num_clusters - int(not known.all()))
     labels = np.full(len(rows), num_clusters - 1)
     if known.sum() <= groups:
         labels[known] = np.arange(known.sum())
-    elif groups <= 1:
-        labels[known] = 0
     else:
         clustering = AgglomerativeClustering(n_clusters=groups, linkage="ward")
         labels[known] = clustering.fit_predict(rows[known] / norms[known])

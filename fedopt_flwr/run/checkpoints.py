@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,7 @@ from ..files import replacing
 from ..rounds.record import Snapshot
 
 LAYOUT = 2  # of the file; 1 was a folder of three files
-_OLD_FOLDERS = ("checkpoint", "checkpoint.old")  # of layout 1
 _NAME = re.compile(r"checkpoint-(\d{6,})\.safetensors")
-# keys of the metadata
-_TEXT = "fedopt"
-_DIGEST = "digest"
-_LAYOUT = "layout"
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class Origin:
     given: list[str]  # what came as Python objects, by the names of simulate()'s parameters
     data: Mapping[str, str]  # digest of each part that this process has
     code: Mapping[str, str]  # digest of the file of each module:attribute
-    num_examples: list[tuple[ClientId, int]] = field(default_factory=list)
+    num_examples: Sequence[tuple[ClientId, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -54,13 +49,13 @@ class Checkpoint:
 
 def write_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
     """Write checkpoint-ROUND.safetensors into a run's folder, then remove the one before."""
-    text = json.dumps(_meta(checkpoint))
+    text = json.dumps(_text_of(checkpoint))
     arrays = {f"vectors/{n}": array for n, array in checkpoint.server.vectors.items()}
     arrays |= {f"buffers/{n}": array for n, array in checkpoint.server.buffers.items()}
     for client_id, state in checkpoint.client_states.items():
         arrays |= {f"clients/{json.dumps([client_id, n])}": array for n, array in state.items()}
     arrays = _contiguous(arrays)
-    metadata = {_LAYOUT: str(LAYOUT), _TEXT: text, _DIGEST: _digest(text, arrays)}
+    metadata = {"layout": str(LAYOUT), "fedopt": text, "digest": _digest(text, arrays)}
     target = run / f"checkpoint-{checkpoint.server.round:06d}.safetensors"
     with replacing(target, durable=True) as unfinished:
         save_file(arrays, unfinished, metadata)
@@ -74,18 +69,13 @@ def has_checkpoint(run: Path) -> bool:
     return bool(_files(run))
 
 
-def has_old_checkpoint(run: Path) -> bool:
-    """Whether a run's folder holds a checkpoint of the first layout."""
-    return any((run / name).is_dir() for name in _OLD_FOLDERS)
-
-
 def read_checkpoint(run: Path) -> Checkpoint:
     """Return the last checkpoint; ConfigError says what to do when there is none."""
     if not run.is_dir():
         raise ConfigError(f"--resume: {str(run)!r} is not a folder; name a run's folder")
     files = _files(run)
-    if not files and has_old_checkpoint(run):
-        raise _other_layout(run / _OLD_FOLDERS[0], "1")
+    if not files and (run / "checkpoint").is_dir():
+        raise _other_layout(run / "checkpoint", "1")
     if not files:
         raise ConfigError(
             f"--resume: {str(run)!r} holds no checkpoint; runs write them when "
@@ -95,11 +85,11 @@ def read_checkpoint(run: Path) -> Checkpoint:
     try:
         with safe_open(place, "pt") as file:
             metadata = file.metadata() or {}
-            if metadata.get(_LAYOUT) != str(LAYOUT):
-                raise _other_layout(place, metadata.get(_LAYOUT))
+            if metadata.get("layout") != str(LAYOUT):
+                raise _other_layout(place, metadata.get("layout"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        text = metadata[_TEXT]
-        if metadata[_DIGEST] != _digest(text, arrays):
+        text = metadata["fedopt"]
+        if metadata["digest"] != _digest(text, arrays):
             raise ValueError("it is not as it was written")
         return _checkpoint(json.loads(text), arrays)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
@@ -122,12 +112,12 @@ def _files(run: Path) -> list[Path]:
     return [found[number] for number in sorted(found)]
 
 
-def _meta(checkpoint: Checkpoint) -> dict[str, Any]:
+def _text_of(checkpoint: Checkpoint) -> dict[str, Any]:
     server = checkpoint.server
     return {
         "run": server.run,
         "round": server.round,
-        "versions": list(server.versions.items()),
+        "versions": list(server.versions.items()),  # JSON's keys are text, an id may be a number
         "clients_keep_state": checkpoint.clients_keep_state,
         "initial_loss": checkpoint.initial_loss,
         "origin": asdict(checkpoint.origin),
@@ -136,32 +126,19 @@ def _meta(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _checkpoint(meta: dict[str, Any], arrays: Mapping[str, Tensor]) -> Checkpoint:
+def _checkpoint(text: dict[str, Any], arrays: Mapping[str, Tensor]) -> Checkpoint:
     groups: dict[str, dict[str, Tensor]] = {"vectors": {}, "buffers": {}, "clients": {}}
     for key, array in arrays.items():
         group, _, name = key.partition("/")
         groups[group][name] = array
     states: dict[ClientId, dict[str, Tensor]] = {}
-    for key, array in groups["clients"].items():
+    for key, array in groups.pop("clients").items():
         client_id, name = json.loads(key)
         states.setdefault(client_id, {})[name] = array
-    origin = Origin(**meta["origin"])
-    sizes = [(client_id, count) for client_id, count in origin.num_examples]
-    return Checkpoint(
-        server=Snapshot(
-            run=meta["run"],
-            round=meta["round"],
-            vectors=groups["vectors"],
-            buffers=groups["buffers"],
-            versions=dict(meta["versions"]),
-        ),
-        client_states=states,
-        clients_keep_state=meta["clients_keep_state"],
-        initial_loss=meta["initial_loss"],
-        origin=Origin(origin.given, origin.data, origin.code, sizes),
-        folder=meta["folder"],
-        config=meta["config"],
-    )
+    versions = dict(text.pop("versions"))
+    server = Snapshot(run=text.pop("run"), round=text.pop("round"), versions=versions, **groups)
+    origin = Origin(**text.pop("origin"))
+    return Checkpoint(server=server, client_states=states, origin=origin, **text)
 
 
 def save_tensors(arrays: Mapping[str, Tensor], path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -23,7 +22,6 @@ from ..rounds.record import RoundRecord, as_json
 from .checkpoints import (
     Checkpoint,
     has_checkpoint,
-    has_old_checkpoint,
     read_checkpoint,
     save_tensors,
     write_checkpoint,
@@ -36,11 +34,6 @@ MODEL = "model.safetensors"
 CURVES = "curves.png"
 _LOCK = ".lock"  # there while a process writes to the folder
 _RECORD = TypeAdapter(RoundRecord)
-_REMEDIES = {
-    errno.EROFS: "make the folder writable",
-    errno.EACCES: "make the folder writable",
-    errno.EPERM: "make the folder writable",
-}
 
 
 class RunDirectory:
@@ -52,60 +45,41 @@ class RunDirectory:
         self._lock = filelock.FileLock(path / _LOCK, blocking=False, fallback_to_soft=False)
         self._made: list[Path] = []  # folders that were not there, the innermost first
 
-    def require_unused(self) -> None:
-        """Raise ConfigError if another run's results lie here; they are never written over."""
-        with self._usable():
-            self._require_unused()
+    def open(self, config: Mapping[str, Any]) -> None:
+        """Create the folder and start a run in it.
 
-    @contextlib.contextmanager
-    def _usable(self) -> Iterator[None]:
+        ConfigError if it cannot be written, or holds another run's results: they stay as they are.
+        """
         try:
-            yield
-        except (OSError, ValueError) as error:  # ValueError: a null character
+            self._require_unused()
+            self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._rounds = (self.path / ROUNDS).open("x", encoding="utf-8")  # the only run here
+            self._take_lock()
+            with replacing(self.path / CONFIG) as unfinished:
+                unfinished.write_text(tomli_w.dumps(config), encoding="utf-8")
+        except (OSError, ValueError) as error:  # ValueError: text that no path or file can hold
+            self.close()
             raise ConfigError(
                 f"output.directory: cannot write {str(self.path)!r}: {error}; name another folder"
             ) from error
 
     def _require_unused(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(
-                f"output.directory: {str(self.path)!r} is a file; name a new or empty folder"
-            )
         if (self.path / ROUNDS).exists():
             more = f", or continue it: --resume {self.path}" if has_checkpoint(self.path) else ""
             raise ConfigError(
                 f"output.directory: {str(self.path)!r} already holds a run; name another folder or "
                 f"remove this one{more}"
             )
-        present = [name for name in (CONFIG, SUMMARY, MODEL, CURVES) if (self.path / name).exists()]
-        if has_checkpoint(self.path) or has_old_checkpoint(self.path):
-            present.append("checkpoint")
+        names = (CONFIG, SUMMARY, MODEL, CURVES, "checkpoint-*.safetensors")
+        present = [path.name for name in names for path in self.path.glob(name)]
         if present:
             raise ConfigError(
                 f"output.directory: {str(self.path)!r} holds a {present[0]!r}, which a run would "
                 "write over; name a new or empty folder"
             )
 
-    def open(self, config: Mapping[str, Any]) -> None:
-        """Create the folder and start a run in it."""
-        with self._usable():
-            self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                self._rounds = (self.path / ROUNDS).open("x", encoding="utf-8")  # the only run here
-            except OSError:
-                self._remove_made()
-                raise
-            try:
-                self.lock()
-                with replacing(self.path / CONFIG) as unfinished:
-                    unfinished.write_text(tomli_w.dumps(config), encoding="utf-8")
-            except (OSError, ValueError):  # ValueError: text that UTF-8 cannot hold
-                self.close()
-                self.discard()
-                raise
-
-    def lock(self) -> None:
+    def _take_lock(self) -> None:
         """Keep other processes from continuing this run until `close`; the system unlocks it
         however this process ends. ConfigError if another has it."""
         if not self.path.is_dir():  # which locking would make
@@ -113,7 +87,6 @@ class RunDirectory:
         try:
             self._lock.acquire()
         except filelock.Timeout:
-            self.close()
             raise ConfigError(
                 f"--resume: the run in {str(self.path)!r} is not over, another process is at it; "
                 "wait for it or stop it"
@@ -123,127 +96,106 @@ class RunDirectory:
 
     def reopen(self, last_round: int) -> list[RoundRecord]:
         """Continue after `last_round`: later lines are dropped; return the records before."""
-        self.lock()
+        self._take_lock()
+        rounds = self.path / ROUNDS
         try:
-            return self._reopen(last_round)
-        except Exception:
-            self.close()
-            raise
-
-    def _reopen(self, last_round: int) -> list[RoundRecord]:
-        place = str(self.path / ROUNDS)
-        try:
-            lines = (self.path / ROUNDS).read_text(encoding="utf-8").splitlines()
+            lines = rounds.read_text(encoding="utf-8").splitlines()
             records = [_record(line) for line in lines if line.endswith("}")]
         except (OSError, ValueError) as error:  # ValueError: not UTF-8, not JSON, not a record
             raise ConfigError(
-                f"--resume: {place!r} cannot be read: {error}; put it back or start a new run"
+                f"--resume: {str(rounds)!r} cannot be read: {error}; put it back or start a new run"
             ) from error
         kept = [record for record in records if record.round <= last_round]
-        rounds = [record.round for record in kept]
-        if rounds not in (list(range(last_round + 1)), list(range(1, last_round + 1))):
+        numbers = [record.round for record in kept]
+        if numbers not in (list(range(last_round + 1)), list(range(1, last_round + 1))):
             raise ConfigError(
-                f"--resume: {place!r} holds rounds {rounds}, not all up to that of the checkpoint "
-                f"({last_round}); put it back or start a new run"
+                f"--resume: {str(rounds)!r} holds rounds {numbers}, not all up to that of the "
+                f"checkpoint ({last_round}); put it back or start a new run"
             )
         with self._writing("records"):
-            with replacing(self.path / ROUNDS) as unfinished:
+            with replacing(rounds) as unfinished:
                 unfinished.write_text("".join(_line(r) for r in kept), encoding="utf-8")
-            self._rounds = (self.path / ROUNDS).open("a", encoding="utf-8")
+            self._rounds = rounds.open("a", encoding="utf-8")
         return kept
 
     def add(self, record: RoundRecord) -> None:
         """Append one round and flush it."""
         if self._rounds is not None:
-            try:
-                self._require_in_place(self._rounds)
+            with self._writing(f"record of round {record.round}"):
                 self._rounds.write(_line(record))
                 self._rounds.flush()
-            except OSError as error:
-                self.close()
-                raise RunError(
-                    f"{self.path / ROUNDS}: round {record.round} cannot be written: {error}; "
-                    f"{self._remedy(error)}"
-                ) from error
 
-    def _require_in_place(self, rounds: TextIO) -> None:
-        """Raise FileNotFoundError if this path has become another run's, or nobody's."""
-        if not self._is_in_place(rounds):
-            raise FileNotFoundError(errno.ENOENT, "the run's folder was moved or removed")
-
-    def _is_in_place(self, rounds: TextIO) -> bool:
+    def _is_in_place(self) -> bool:
+        """Whether this path is still the run's, and has not become another's or nobody's."""
+        if self._rounds is None:
+            return True
         try:
-            return os.path.samestat((self.path / ROUNDS).stat(), os.fstat(rounds.fileno()))
+            return os.path.samestat((self.path / ROUNDS).stat(), os.fstat(self._rounds.fileno()))
         except OSError:
             return False
 
     def close(self) -> None:
-        is_ours = self._rounds is None or self._is_in_place(self._rounds)
+        """End the run here; one without a record leaves its folder free for another attempt."""
+        is_in_place = self._is_in_place()
         if self._rounds is not None:
+            is_empty = os.fstat(self._rounds.fileno()).st_size == 0
             with contextlib.suppress(OSError):  # unwritten text was reported by `add`
                 self._rounds.close()
             self._rounds = None
+            if is_in_place and is_empty:
+                for name in (ROUNDS, CONFIG):
+                    (self.path / name).unlink(missing_ok=True)
         if self._lock.is_locked:
-            if is_ours:
+            if is_in_place:
                 with contextlib.suppress(OSError):
                     (self.path / _LOCK).unlink()
             self._lock.release()
-
-    def discard(self) -> None:
-        """Remove what `open` made."""
-        for name in (ROUNDS, CONFIG):
-            (self.path / name).unlink(missing_ok=True)
-        self._remove_made()
-
-    def _remove_made(self) -> None:
         for folder in self._made:
-            with contextlib.suppress(OSError):  # other things are in it, or it was never made
+            with contextlib.suppress(OSError, ValueError):  # things are in it, or it was not made
                 folder.rmdir()
 
     def write_results(self, summary: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
         """Write the summary and the model; neither holds a time, an engine or a version's name."""
         with self._writing("results"):
-            if self._rounds is not None:
-                self._require_in_place(self._rounds)
-        with self._writing("results"), replacing(self.path / SUMMARY) as unfinished:
-            unfinished.write_text(json.dumps(as_json(summary), indent=2) + "\n", encoding="utf-8")
-        with self._writing("results"), replacing(self.path / MODEL) as unfinished:
-            save_tensors(model, unfinished)
+            with replacing(self.path / SUMMARY) as unfinished:
+                text = json.dumps(as_json(summary), indent=2)
+                unfinished.write_text(text + "\n", encoding="utf-8")
+            with replacing(self.path / MODEL) as unfinished:
+                save_tensors(model, unfinished)
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replace the last checkpoint by this one; at any moment one whole checkpoint exists."""
         with self._writing("checkpoint"):
             if self._rounds is not None:  # which the checkpoint counts on
-                self._require_in_place(self._rounds)
                 os.fsync(self._rounds.fileno())
             write_checkpoint(self.path, checkpoint)
 
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[None]:
+        """Raise RunError where that cannot be written; it says how the run may be saved."""
+        failed = f"{self.path}: its {what} cannot be written"
+        if not self._is_in_place():
+            raise RunError(
+                f"{failed}: the run's folder was moved or removed; put the folder back; if it "
+                "holds a checkpoint, continue with --resume and its path"
+            )
         try:
             yield
         except (OSError, SafetensorError) as error:
-            raise RunError(
-                f"{self.path}: its {what} cannot be written: {error}; {self._remedy(error)}"
-            ) from error
-
-    def _remedy(self, error: Exception) -> str:
-        code = getattr(error, "errno", None) or 0
-        if code == errno.ENOENT:
-            return (
-                "put the folder back; if it holds a checkpoint, continue with --resume and its path"
+            on = (
+                f"continue with --resume {self.path}"
+                if has_checkpoint(self.path)
+                else "start again"
             )
-        advice = _REMEDIES.get(code, "make room")
-        if not has_checkpoint(self.path):
-            return f"{advice} and start again"
-        return f"{advice}, then continue with --resume {self.path}"
+            raise RunError(
+                f"{failed}: {error}; make room or make the folder writable, then {on}"
+            ) from error
 
     def read_checkpoint(self) -> Checkpoint:
         """Return the last checkpoint; ConfigError says what to do when there is none, or when the
         run is not over."""
-        if self.path.is_dir():
-            self.lock()
-            self.close()
+        self._take_lock()
+        self.close()
         return read_checkpoint(self.path)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +47,6 @@ class Experiment:
         metric: Metric | None = None,
         given: Sequence[str] = (),
     ) -> None:
-        _require_functions(model=model, loss=loss, metric=metric)
         self.config = config
         self._factory = model
         self._load_parts(data, loss, metric)
@@ -92,6 +90,11 @@ class Experiment:
         with collected(errors):
             if self._factory is None:
                 find_model(config.model.name, folders)
+            elif isinstance(self._factory, nn.Module) or not callable(self._factory):
+                raise ConfigError(
+                    f"model: got an object of type {type(self._factory).__name__}; give a function "
+                    "that makes a new module at every call, since workers train at the same time"
+                )
         with collected(errors):
             self._loaded = data or load_federated_data(config)
             require_examples(dict(enumerate(self._loaded.clients)))
@@ -120,16 +123,17 @@ class Experiment:
     def _try(self) -> bool:
         """Try all parts on some data; return whether training draws from a global generator."""
         clients: dict[ClientId, ClientData] = dict(enumerate(self.data.clients))
-        batch_size = self.config.training.batch_size
         test = self.data.test
-        is_random = try_training(self.model, self.loss, clients, batch_size)
+        is_random = try_training(self.model, self.loss, clients, self.config.training.batch_size)
         if test is not None:
-            local = self._uses_batch_statistics(self.model)
+            local = self.has_local_buffers
             try_evaluation(self.model, self.loss, self.metric, test, use_batch_statistics=local)
         return is_random
 
-    def _uses_batch_statistics(self, model: FlatModel) -> bool:
-        return self.config.federation.buffers == "local" and model.has_buffers
+    @property
+    def has_local_buffers(self) -> bool:
+        """Whether clients keep the model's buffers; evaluation then uses the batch's statistics."""
+        return self.config.federation.buffers == "local" and self.model.has_buffers
 
     def make_model(self) -> FlatModel:
         """Return a new model at x⁰; the same for the server and every worker."""
@@ -144,15 +148,15 @@ class Experiment:
                     "make a new one at every call, since workers train at the same time"
                 )
             self._modules.append(module)
-            return FlatModel(module, self.device)
-        module = make_model(
-            section.name,
-            section.options,
-            input_shape=self._loaded.input_shape,
-            num_classes=self._num_classes(),
-            seed=seed,
-            folders=self.config.import_folders,
-        )
+        else:
+            module = make_model(
+                section.name,
+                section.options,
+                input_shape=self._loaded.input_shape,
+                num_classes=self._num_classes(),
+                seed=seed,
+                folders=self.config.import_folders,
+            )
         return FlatModel(module, self.device)
 
     @cached_property
@@ -183,7 +187,7 @@ class Experiment:
         test = self.data.test
         if test is None:
             raise ConfigError("test_data: none is given, so nothing can be evaluated; give some")
-        local = self._uses_batch_statistics(model)
+        local = self.has_local_buffers
         try:
             with randomness.kept(self.device, derive(self.config.federation.seed, "evaluation")):
                 loss, metric = evaluate(
@@ -196,26 +200,9 @@ class Experiment:
     def template(self) -> Instruction:
         """Return what stays the same in all instructions, under the name of a new run."""
         shape = self._loaded.input_shape
-        classes = self._num_classes()
-        return Instruction.for_run(self.config, self.model, shape, classes)
+        return Instruction.for_run(self.config, self.model, shape, self._num_classes())
 
     def pool(self, size: int) -> ModelPool:
         """Return the models of `size` workers; the server's, idle while clients train, is one."""
-        return ModelPool(
-            [self.model, *(self.make_model() for _ in range(size - 1))],
-            self.loss,
-            metric=self.metric,
-        )
-
-
-def _require_functions(**given: Callable[..., Any] | None) -> None:
-    for name, function in given.items():
-        if function is None:
-            continue
-        if isinstance(function, nn.Module) and name == "model":
-            raise ConfigError(
-                f"model: got a module of type {type(function).__name__}; give a function that "
-                "makes a new one at every call, since workers train at the same time"
-            )
-        if not callable(function):
-            raise ConfigError(f"{name}: got {function!r}; must be a function")
+        models = [self.model, *(self.make_model() for _ in range(size - 1))]
+        return ModelPool(models, self.loss, metric=self.metric)

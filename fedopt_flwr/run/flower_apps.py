@@ -22,21 +22,8 @@ from .hosts import ClientHost, HostedClient, states_in
 from .result import Result
 from .run import Listener, Run
 
-# Keys of Flower's run config, which must all be declared in pyproject.toml with these defaults
-DEFAULTS: dict[str, bool | float | int | str] = {
-    "algorithm": "padamfed",
-    "algorithm-options": "",
-    "config-file": "",
-    "num-clients": 20,
-    "clients-per-round": 5,
-    "num-rounds": 50,
-    "seed": 0,
-    "local-steps": 10,
-    "batch-size": 32,
-    "data": "digits",
-    "model": "mlp",
-    "output-directory": "",
-}
+# Keys of Flower's run config, beside `algorithm-options` and `config-file`. pyproject.toml declares
+# all of them, with the defaults of these places
 _PLACES = {
     "algorithm": "algorithm.name",
     "num-clients": "federation.num_clients",
@@ -58,11 +45,12 @@ def read_run_config(run_config: Mapping[str, Any]) -> RunConfig:
     `algorithm-options` is a TOML fragment: `momentum = 0.5, normalize = false`.
     """
     path = str(run_config.get("config-file", "")) or None
+    defaults = RunConfig().to_dict()
     values = {}
     for key, place in _PLACES.items():
-        value = run_config.get(key, DEFAULTS[key])
-        if value != "" and (path is None or value != DEFAULTS[key]):
-            values[place] = value
+        section, _, name = place.partition(".")
+        if run_config.get(key, "") not in ("", defaults[section].get(name)):
+            values[place] = run_config[key]
     options = _read_options(str(run_config.get("algorithm-options", "")))
     values |= {f"algorithm.{name}": value for name, value in options.items()}
     return RunConfig.from_file(path, values=values)
@@ -92,7 +80,7 @@ def serve_on_grid(
     `while_waiting` is called while clients are missing and may raise to give up.
     """
     experiment = Experiment(config, data=load_test_data(config))
-    run = Run(experiment, listener, None, in_memory=False, while_waiting=while_waiting)
+    run = Run(experiment, listener, None, while_waiting=while_waiting)
     with run.recording():
         run_on_grid(
             run.strategy,
@@ -141,8 +129,8 @@ def simulate_on_ray(
     """Run a federation on Flower's simulation with Ray, one virtual node a client."""
     results: list[Result] = []
     crashed = threading.Event()
-    values = config.to_dict()
-    folder = config.import_folders[0]
+    # pickled for processes that may run in another folder
+    own = RunConfig(**config.to_dict()).looking_in(config.import_folders[0])
 
     def require_simulation() -> None:
         if crashed.is_set():
@@ -153,15 +141,10 @@ def simulate_on_ray(
 
     run_on_ray(
         main,
-        _client_maker(values, folder),
+        partial(client_of_node, own),
         on_crash=crashed.set,
         num_clients=config.federation.num_clients,
         cpus_per_client=cpus_per_client,
         gpus_per_client=gpus_per_client,
     )
     return results[0]
-
-
-def _client_maker(values: dict[str, Any], folder: Path) -> Callable[[Any], HostedClient]:
-    """A function of its own, so that what Ray pickles refers to these values and not to the run."""
-    return lambda context: client_of_node(RunConfig(**values).looking_in(folder), context)

@@ -9,13 +9,14 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import numpy as np
+from pydantic import ValidationError
 
 from ..algorithm import ClientId
 from ..algorithms import load_rule
 from ..config.run_config import RunConfig
+from ..config.sections import Facts
 from ..data import ClientData, load_client_data
 from ..engines.common import keep_freed_memory
 from ..engines.stream import ServerAddress, StreamClient
@@ -24,6 +25,7 @@ from ..flower import ClientStates, DiskStates, FederatedClient, ModelPool
 from ..flower.messages import Instruction, Scalar
 from ..models import make_model
 from ..own_code import is_import_path
+from ..problems import validation_problems
 from ..training.devices import pick_device
 from ..training.dry_run import try_training
 from ..training.evaluation import named_loss
@@ -47,48 +49,42 @@ class ClientHost:
         self._device = pick_device(config.training.device)
         self._lock = threading.Lock()
         self._data: dict[ClientId, ClientData] = {}
-        self._facts: dict[str, Scalar] = {}
-        self._pool: tuple[tuple[Any, ...], ModelPool] | None = None
+        self._facts: Facts | None = None  # of the federation that the data was divided for
+        self._pool: tuple[str, ModelPool] | None = None
 
     def data(self, client_id: ClientId, facts: dict[str, Scalar]) -> ClientData:
         """Return a client's data; all clients' data is loaded at once when one first asks."""
-        federation = self._config.federation
-        facts = {"num_clients": federation.num_clients, "seed": federation.seed, **facts}
+        config = self._config
+        known = config.federation.model_dump(include={"num_clients", "seed"})
+        try:
+            wanted = Facts(**{**known, **facts})
+        except ValidationError as error:
+            problems = "; ".join(validation_problems(error, Facts))
+            raise MessageError(f"what the server says of the federation: {problems}") from None
         with self._lock:
-            if not self._data or facts != self._facts:
-                values = {f"federation.{key}": value for key, value in facts.items()}
-                sampled = {"federation.clients_per_round": 1, "federation.min_replies": 1}
-                config = self._config.with_values(values | sampled)
-                loaded = load_client_data(config, self._ids)
+            if wanted != self._facts:
+                loaded = load_client_data(config.data, wanted, self._ids, config.import_folders)
                 self._data = {i: data.on_device(self._device) for i, data in loaded.items()}
-                self._facts = facts
+                self._facts = wanted
             return self._data[client_id]
 
     def pool(self, instruction: Instruction) -> ModelPool:
-        """Return the model that an instruction asks for; the same one until another is wanted."""
-        key = (
-            instruction.model,
-            instruction.model_options,
-            instruction.input_shape,
-            instruction.num_classes,
-            instruction.loss,
-            instruction.seed,
-        )
+        """Return the model that an instruction asks for; the same one for all of a run."""
         with self._lock:
-            if self._pool is None or self._pool[0] != key:
-                self._pool = (key, self._make_pool(instruction))
+            if self._pool is None or self._pool[0] != instruction.run:
+                self._pool = (instruction.run, self._make_pool(instruction))
             return self._pool[1]
 
     def _make_pool(self, instruction: Instruction) -> ModelPool:
         own = self._config.model
         folders = self._config.import_folders
-        for field, asked, here in (
+        for key, asked, here in (
             ("name", instruction.model, own.name),
             ("loss", instruction.loss, own.loss),
         ):
             if is_import_path(asked) and asked != here:
                 raise MessageError(
-                    f"model.{field}: the server asks for {asked!r}; this client is configured with "
+                    f"model.{key}: the server asks for {asked!r}; this client is configured with "
                     f"{here!r}, and no other code is imported; make the two equal"
                 )
         module = make_model(
@@ -106,8 +102,8 @@ class ClientHost:
         return ModelPool([model], loss)
 
 
-class HostedClient:
-    """One client of a host. Each message is answered by a `FederatedClient` made for it.
+class HostedClient(FederatedClient):
+    """One client of a host, from which each message takes data, model and state.
 
     `states` returns where the states of a run lie; runs never read each other's.
     """
@@ -115,27 +111,20 @@ class HostedClient:
     def __init__(
         self, client_id: ClientId, host: ClientHost, states: Callable[[str], ClientStates]
     ) -> None:
-        self._client_id = client_id
+        self.client_id = client_id
         self._host = host
-        self._states = states
+        self._states_of = states
         self._facts: dict[str, Scalar] = {}
 
     def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
         self._facts = dict(config)
-        data = self._host.data(self._client_id, self._facts)
-        return {"client_id": self._client_id, "num_examples": data.num_examples}
+        self.data = self._host.data(self.client_id, self._facts)
+        return super().get_properties(config)
 
-    def fit(
-        self, parameters: list[np.ndarray], config: dict[str, Scalar]
-    ) -> tuple[list[np.ndarray], int, dict[str, Scalar]]:
-        try:
-            instruction = Instruction.from_config(config)
-            data = self._host.data(self._client_id, self._facts)
-            pool = self._host.pool(instruction)
-            states = self._states(instruction.run)
-        except FedoptError as error:  # a failure of this client; Flower's runtimes would end all
-            return [], 0, {"error": str(error)}
-        return FederatedClient(self._client_id, data, pool, states).follow(instruction, parameters)
+    def prepare(self, instruction: Instruction) -> None:
+        self.data = self._host.data(self.client_id, self._facts)
+        self._models = self._host.pool(instruction)
+        self._states = self._states_of(instruction.run)
 
 
 def states_in(directory: Path) -> Callable[[str], DiskStates]:

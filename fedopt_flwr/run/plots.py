@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SIZE_INCHES = (13.0, 7.5)
 _LINES = ("-", "--", ":")  # after ten colours the next style
 
 
@@ -31,7 +30,7 @@ def draw_curves(
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    figure = Figure(figsize=(13.0, 7.5), layout="constrained")
     axes = figure.subplots(2, 3)
     figure.suptitle(title)
     for number, (name, seeds) in enumerate(runs.items()):

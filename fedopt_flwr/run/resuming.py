@@ -9,7 +9,7 @@ from typing import Any
 
 from ..algorithm import Plan
 from ..config.run_config import RunConfig
-from ..data.fingerprint import TRAINING
+from ..data.federated import TRAINING
 from ..errors import ConfigError, FedoptWarning
 from .checkpoints import Checkpoint
 from .directory import CONFIG, MODEL, SUMMARY, RunDirectory
@@ -77,13 +77,14 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def require_same(experiment: Experiment, checkpoint: Checkpoint, directory: Path) -> None:
+def require_same(experiment: Experiment, checkpoint: Checkpoint) -> None:
     """Raise ConfigError where an experiment is not the one that the checkpoint was made from."""
+    directory = str(experiment.config.output.directory)
     now = experiment.origin
     then = checkpoint.origin
     if now.given != then.given:
         raise ConfigError(
-            f"--resume: the run in {str(directory)!r} was given {then.given or 'nothing'} as "
+            f"--resume: the run in {directory!r} was given {then.given or 'nothing'} as "
             f"Python objects, this call {now.given or 'nothing'}; call fedopt_flwr.resume() with "
             "the same ones"
         )
@@ -96,7 +97,7 @@ def require_same(experiment: Experiment, checkpoint: Checkpoint, directory: Path
         if then.data.get(part, digest) != digest:
             raise ConfigError(
                 f"--resume: the {part} of {experiment.config.data.name!r} is not that of the run "
-                f"in {str(directory)!r}; have $FEDOPT_DATA or data.path lead to the same data (a "
+                f"in {directory!r}; have $FEDOPT_DATA or data.path lead to the same data (a "
                 "loader of your own: return the same in every call), or start a new run"
             )
     edited = [n for n, digest in now.code.items() if then.code.get(n, digest) != digest]

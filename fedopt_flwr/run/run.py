@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -14,20 +13,18 @@ from typing import Protocol
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientId, Plan
-from ..config.run_config import RunConfig
 from ..errors import FedoptError, FedoptWarning, RunError
 from ..flower import STATE_LOST, FederatedStrategy
-from ..own_code import file_of, is_import_path
+from ..own_code import described, is_import_path
 from ..rounds.record import TOO_FEW, RoundRecord
 from .checkpoints import Checkpoint
 from .directory import CURVES, RunDirectory
 from .experiment import Experiment
 from .plots import draw_curves
 from .result import Result
-from .resuming import require_same_clients
+from .resuming import require_same, require_same_clients
 from .summary import summarize
 
-_FLOAT_BYTES = 4
 _NAMED = 5  # failing clients that are named
 
 
@@ -62,7 +59,6 @@ class Run:
         listener: Listener,
         checkpoint: Checkpoint | None,
         *,
-        in_memory: bool,
         while_waiting: Callable[[], None] = lambda: None,
         client_state: Callable[[ClientId, int], Mapping[str, Tensor]] | None = None,
     ) -> None:
@@ -70,13 +66,14 @@ class Run:
         self._experiment = experiment
         self._listener = listener
         self._client_state = client_state
-        self._listener_failed = False
+        self._is_telling = False  # what is raised meanwhile is the listener's and no rule's
         self._directory: RunDirectory | None = None
         self._records: list[RoundRecord] = []
         self._initial_loss: float | None = None  # on the test data; round 0 holds it where it is
         self.num_rounds = config.federation.num_rounds  # still to do
         self._checkpoint = checkpoint  # that the run continues from
         if checkpoint:
+            require_same(experiment, checkpoint)
             self.num_rounds -= checkpoint.server.round
             self._initial_loss = checkpoint.initial_loss
         # of the code as it was imported, not as it is when a checkpoint is due
@@ -90,15 +87,16 @@ class Run:
             on_start=self._start,
             on_round=self._take,
             while_waiting=while_waiting,
-            in_memory=in_memory,
+            in_memory=client_state is not None,
             resume=checkpoint.server if checkpoint else None,
         )
 
     def _start(self, rule: Algorithm, plan: Plan) -> None:
         if self._checkpoint is not None:
             require_same_clients(plan, self._checkpoint)
-        with self._listening():
-            self._listener.on_start(rule, plan, self._experiment)
+        self._is_telling = True
+        self._listener.on_start(rule, plan, self._experiment)
+        self._is_telling = False
         is_new = self._checkpoint is None and not rule.start_names
         if self._experiment.data.test is not None and is_new:
             self._initial_loss = self._experiment.evaluate(self.strategy.model).loss
@@ -107,25 +105,18 @@ class Run:
     def recording(self) -> Iterator[None]:
         """Write the run's files meanwhile, if it has a directory."""
         config = self._experiment.config
-        if config.output.directory is None:
-            with self._naming_own_rule():
-                yield
-            return
-        directory = RunDirectory(config.output.directory)
-        if self._checkpoint is None:
-            directory.require_unused()
-            directory.open(config.to_dict())
-        else:
-            records = directory.reopen(self._checkpoint.server.round)
-            self._records += [self._with_lost_loss(record) for record in records]
-        self._directory = directory
-        try:
-            with self._naming_own_rule():
-                yield
-        finally:
-            directory.close()
-            if not self._records:  # it never began, so the folder is free for another attempt
-                directory.discard()
+        with contextlib.ExitStack() as stack:
+            if config.output.directory is not None:
+                directory = RunDirectory(config.output.directory)
+                stack.callback(directory.close)
+                if self._checkpoint is None:
+                    directory.open(config.to_dict())
+                else:
+                    records = directory.reopen(self._checkpoint.server.round)
+                    self._records += [self._with_lost_loss(record) for record in records]
+                self._directory = directory
+            stack.enter_context(self._naming_own_rule())
+            yield
 
     def _with_lost_loss(self, record: RoundRecord) -> RoundRecord:
         """Put back a test loss that was not finite, which JSON cannot hold."""
@@ -148,15 +139,9 @@ class Run:
                 self._directory.write_checkpoint(self._new_checkpoint())
                 if self._client_state is None:
                     self.strategy.confirm_checkpoint()
-        with self._listening():
-            self._listener.on_round(record)
-
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        """What is raised meanwhile is the listener's and no rule's."""
-        self._listener_failed = True
-        yield
-        self._listener_failed = False
+        self._is_telling = True
+        self._listener.on_round(record)
+        self._is_telling = False
 
     @contextlib.contextmanager
     def _naming_own_rule(self) -> Iterator[None]:
@@ -167,39 +152,28 @@ class Run:
         except FedoptError:
             raise
         except Exception as error:
-            if not is_import_path(name) or self._listener_failed:
+            if not is_import_path(name) or self._is_telling:
                 raise
-            places = traceback.extract_tb(error.__traceback__)
-            own = [place for place in places if place.filename == file_of(name)]
-            place = [*places, *own][-1]  # without one of its own, it gave something unusable
-            raise RunError(
-                f"algorithm.name: {name!r} failed in {place.filename}, line "
-                f"{place.lineno}: {type(error).__name__}: {error}"
-            ) from error
+            raise RunError(f"algorithm.name: {name!r} failed: {described(error)}") from error
 
     def _new_checkpoint(self) -> Checkpoint:
         server = self.strategy.snapshot()
-        config = self._experiment.config
+        experiment = self._experiment
+        config = experiment.config
+        has_state = experiment.has_local_buffers or bool(self.strategy.rule.init_client(1))
         states: dict[ClientId, Mapping[str, Tensor]] = {}
-        has_state = self._keeps_state(config)
-        read_state = self._client_state
-        if has_state and read_state is not None:
-            states = {i: read_state(i, version) for i, version in server.versions.items()}
-        sizes = list(self.strategy.state.plan.num_examples.items())
-        origin = self._origin or self._experiment.origin
+        if has_state and self._client_state is not None:
+            states = {i: self._client_state(i, version) for i, version in server.versions.items()}
+        num_examples = list(self.strategy.state.plan.num_examples.items())
         return Checkpoint(
             server,
             states,
-            has_state and read_state is None,
+            has_state and self._client_state is None,
             self._initial_loss,
-            replace(origin, num_examples=sizes),
+            replace(self._origin or experiment.origin, num_examples=num_examples),
             str(config.import_folders[0]),
             config.to_dict(),
         )
-
-    def _keeps_state(self, config: RunConfig) -> bool:
-        local = config.federation.buffers == "local" and self.strategy.model.has_buffers
-        return local or bool(self.strategy.rule.init_client(1))
 
     def finish(self) -> Result:
         """Write summary, model and curves, and return the result."""
@@ -213,26 +187,17 @@ class Run:
             "model_parameters": model.size,
             **summarize(
                 self._records,
-                model.size * _FLOAT_BYTES,
+                model.vector.nbytes,
                 self._initial_loss,
                 self._experiment.config.output.link_mbps,
             ),
         }
         before = self._checkpoint.server.round if self._checkpoint else 0
         result = Result(vector, model.module, self._records, summary, before)
-        if summary["diverged_at"] is not None:
-            warnings.warn(
-                f"{strategy.rule.name}: diverged in round {summary['diverged_at']}: losses were no "
-                "longer finite, 20 times the first, or again those of an untrained model; lower "
-                "the learning rates, set training.clip_norm, or look for values in the data that "
-                "are not finite",
-                FedoptWarning,
-                stacklevel=2,
-            )
         if self._directory is not None:
             self._write_results(self._directory, result)
-        _warn_if_idle(result)
-        _warn_of_failing_clients(result)
+        for text in _worries(result):
+            warnings.warn(text, FedoptWarning, stacklevel=2)
         return result
 
     def _write_results(self, directory: RunDirectory, result: Result) -> None:
@@ -249,42 +214,38 @@ class Run:
             warnings.warn(f"{CURVES}: not drawn: {error}", FedoptWarning, stacklevel=2)
 
 
-def _warn_of_failing_clients(result: Result) -> None:
-    """Name clients that failed in at least half of the rounds in which they were asked."""
-    if result.idle_from is not None or result.summary["diverged_at"] is not None:
-        return  # which another warning says
+def _worries(result: Result) -> Iterator[str]:
+    """Say that a run diverged or ended without replies; else which clients failed in at least half
+    of the rounds in which they were asked."""
+    diverged_at = result.summary["diverged_at"]
     counted = Counter(i for r in result.rounds if r.round for i in r.clients)
-    errors = [e for r in result.rounds if r.round for e in r.errors if e["phase"] == "train"]
-    errors = [error for error in errors if not str(error["error"]).startswith(TOO_FEW)]
-    failed = Counter(error["client"] for error in errors)
-    last = {error["client"]: error["error"] for error in errors}
-    failing = [i for i in failed if 1 < failed[i] >= counted[i]]
-    for client_id in failing[:_NAMED]:
-        asked = failed[client_id] + counted[client_id]
-        warnings.warn(
-            f"client {client_id}: failed in {failed[client_id]} of the {asked} rounds in which it "
-            f"was asked, so the model knows little of its data; the last error: {last[client_id]}",
-            FedoptWarning,
-            stacklevel=3,
+    if diverged_at is not None:
+        yield (
+            f"{result.summary['algorithm']}: diverged in round {diverged_at}: losses were no "
+            "longer finite, 20 times the first, or again those of an untrained model; lower the "
+            "learning rates, set training.clip_norm, or look for values in the data that are not "
+            "finite"
         )
-    if len(failing) > _NAMED:
-        more = len(failing) - _NAMED
-        text = f"{more} more clients failed in at least half of their rounds; see rounds.jsonl"
-        warnings.warn(text, FedoptWarning, stacklevel=3)
-
-
-def _warn_if_idle(result: Result) -> None:
-    if result.idle_from is None:
-        return
-    text = "in any round, so the model is the untrained one"
-    counted = [record.round for record in result.rounds if record.clients]
-    if counted and counted[-1] > 0:
-        text = f"from round {result.idle_from} on, so the model is that of round {counted[-1]}"
-    warnings.warn(
-        f"no client's reply was counted {text}; the last error: {result.last_error}",
-        FedoptWarning,
-        stacklevel=3,
-    )
+    elif result.idle_from is not None:
+        text = "in any round, so the model is the untrained one"
+        if counted:
+            last = max(record.round for record in result.rounds if record.clients)
+            text = f"from round {result.idle_from} on, so the model is that of round {last}"
+        yield f"no client's reply was counted {text}; the last error: {result.last_error}"
+    else:
+        errors = [e for r in result.rounds if r.round for e in r.errors if e["phase"] == "train"]
+        errors = [error for error in errors if not str(error["error"]).startswith(TOO_FEW)]
+        failed = Counter(error["client"] for error in errors)
+        last_error = {error["client"]: error["error"] for error in errors}
+        failing = [i for i in failed if 1 < failed[i] >= counted[i]]
+        for i in failing[:_NAMED]:
+            yield (
+                f"client {i}: failed in {failed[i]} of the {failed[i] + counted[i]} rounds in "
+                "which it was asked, so the model knows little of its data; the last error: "
+                f"{last_error[i]}"
+            )
+        if more := len(failing[_NAMED:]):
+            yield f"{more} more clients failed in at least half of their rounds; see rounds.jsonl"
 
 
 def _require_states(record: RoundRecord) -> None:

@@ -14,7 +14,6 @@ from ..flower.sizes import require_messages_fit
 from .checkpoints import Checkpoint
 from .experiment import Experiment
 from .result import Result
-from .resuming import require_same
 from .run import Listener, Run
 
 
@@ -41,10 +40,8 @@ def serve(
             "clients left no state to other processes; continue with `fedopt simulate --resume`"
         )
     experiment = Experiment(config, data=load_test_data(config))
-    if checkpoint and config.output.directory is not None:
-        require_same(experiment, checkpoint, config.output.directory)
     require_messages_fit(experiment.rule, experiment.model, config)
-    run = Run(experiment, listener, checkpoint, in_memory=False, while_waiting=while_waiting)
+    run = Run(experiment, listener, checkpoint, while_waiting=while_waiting)
     with contextlib.ExitStack() as stack:
 
         def listening(port: int) -> None:  # nothing is written if the address cannot be used

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +19,8 @@ from ..training.objective import Loss
 from .checkpoints import Checkpoint
 from .experiment import Experiment
 from .result import Result
-from .resuming import read_run, require_same
+from .resuming import read_run
 from .run import Listener, Run, Silent
-
-
-@dataclass(frozen=True)
-class _Objects:
-    """What a run may be given as Python objects instead of by its configuration."""
-
-    model: Callable[[], nn.Module] | None
-    client_data: Sequence[Any] | None
-    test_data: Any | None
-    loss: Loss | None
-    metric: Metric | None
-
-    def experiment(self, config: RunConfig) -> Experiment:
-        data = None
-        if self.client_data is not None or self.test_data is not None:
-            data = from_datasets(self.client_data, self.test_data, config)
-        return Experiment(
-            config,
-            model=self.model,
-            data=data,
-            loss=self.loss,
-            metric=self.metric,
-            given=[f.name for f in fields(self) if getattr(self, f.name) is not None],
-        )
 
 
 def simulate(
@@ -67,8 +42,8 @@ def simulate(
     comes from `config`. Files are written if `output.directory` is set. Raises FedoptError with all
     that is wrong.
     """
-    objects = _Objects(model, client_data, test_data, loss, metric)
-    experiment = objects.experiment(RunConfig.coerce(config))
+    objects = {"client_data": client_data, "test_data": test_data, "loss": loss, "metric": metric}
+    experiment = _experiment(RunConfig.coerce(config), model=model, **objects)
     return run_experiment(experiment, workers=workers, listener=listener)
 
 
@@ -95,9 +70,19 @@ def resume(
             "that keep its state; continue with `fedopt launch --resume`, or with `fedopt server "
             "--resume` and those clients"
         )
-    experiment = _Objects(model, client_data, test_data, loss, metric).experiment(config)
-    require_same(experiment, checkpoint, Path(directory))
+    objects = {"client_data": client_data, "test_data": test_data, "loss": loss, "metric": metric}
+    experiment = _experiment(config, model=model, **objects)
     return run_experiment(experiment, workers=workers, listener=listener, checkpoint=checkpoint)
+
+
+def _experiment(config: RunConfig, **objects: Any) -> Experiment:
+    """Make an experiment with the objects that are given, not None, instead of its own."""
+    given = {name: value for name, value in objects.items() if value is not None}
+    names = list(given)
+    if {"client_data", "test_data"} & given.keys():
+        clients = given.pop("client_data", None)
+        given["data"] = from_datasets(clients, given.pop("test_data", None), config)
+    return Experiment(config, given=names, **given)
 
 
 def run_experiment(
@@ -123,9 +108,7 @@ def run_experiment(
     if checkpoint:
         for client_id, state in checkpoint.client_states.items():
             states.save(client_id, checkpoint.server.versions[client_id], dict(state))
-    run = Run(
-        experiment, listener or Silent(), checkpoint, in_memory=True, client_state=states.load
-    )
+    run = Run(experiment, listener or Silent(), checkpoint, client_state=states.load)
     pool = experiment.pool(workers)
     clients = [FederatedClient(i, d, pool, states) for i, d in enumerate(experiment.data.clients)]
     with run.recording():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from operator import itemgetter
 from typing import Any, Literal
 
 from ..rounds.record import NOT_FINITE, RoundRecord
 
 Measure = Literal["test_accuracy", "test_loss"]
+_TOTALS = ("failures", "uplink_bytes", "downlink_bytes", "uplink_vectors", "downlink_vectors")
 _DIVERGED = 20.0  # times the first loss
 _AS_BEFORE = 0.9  # times the first test loss: no better than an untrained model
 _FITS = 0.5  # times the first test loss: a training loss that low is of a model that learned
@@ -25,13 +28,9 @@ def holds_from(
     records: Sequence[RoundRecord], target: float, measure: Measure = "test_accuracy"
 ) -> int | None:
     """Return the first round from which every evaluated one reaches the target, or None."""
-    start = None
-    for number, reached in _reached(records, target, measure):
-        if not reached:
-            start = None
-        elif start is None:
-            start = number
-    return start
+    evaluated = list(_reached(records, target, measure))
+    held = [number for number, _ in takewhile(itemgetter(1), reversed(evaluated))]
+    return held[-1] if held else None
 
 
 def _reached(
@@ -98,36 +97,31 @@ def _overfitting(records: Sequence[RoundRecord], untrained_loss: float) -> set[i
     return rounds
 
 
-def simulated_seconds(records: Sequence[RoundRecord], vector_bytes: int, link_mbps: float) -> float:
-    """SRT = Σ_t [τ_comp + τ_comm V(t)]: measured local work, and vectors over a link."""
-    link_seconds = vector_bytes * 8 / (link_mbps * 1e6)  # τ_comm
-    return sum((r.client_seconds or 0.0) + link_seconds * r.vectors_per_client for r in records)
-
-
 def summarize(
     records: Sequence[RoundRecord],
     vector_bytes: int,
     initial_loss: float | None = None,
     link_mbps: float = 100.0,
 ) -> dict[str, Any]:
-    """Return the totals of a run; the keys of summary.json."""
-    evaluated = [r for r in records if r.test_loss is not None]
-    accuracies = [r.test_accuracy for r in evaluated if r.test_accuracy is not None]
-    last = evaluated[-1] if evaluated else None
+    """Return the totals of a run; the keys of summary.json.
+
+    SRT = Σ_t [τ_comp + τ_comm V(t)]: measured local work, and vectors over a link.
+    """
+    link_seconds = vector_bytes * 8 / (link_mbps * 1e6)  # τ_comm
+    last = next((r for r in reversed(records) if r.test_loss is not None), RoundRecord(0))
+    accuracies = [r.test_accuracy for r in records if r.test_accuracy is not None]
     return {
         "rounds": records[-1].round if records else 0,
-        "final_test_loss": last.test_loss if last else None,
-        "final_test_metric": last.test_metric if last else None,
-        "final_test_accuracy": last.test_accuracy if last else None,
+        "final_test_loss": last.test_loss,
+        "final_test_metric": last.test_metric,
+        "final_test_accuracy": last.test_accuracy,
         "best_test_accuracy": max(accuracies, default=None),
-        "failures": sum(r.failures for r in records),
-        "uplink_bytes": sum(r.uplink_bytes for r in records),
-        "downlink_bytes": sum(r.downlink_bytes for r in records),
-        "uplink_vectors": sum(r.uplink_vectors for r in records),
-        "downlink_vectors": sum(r.downlink_vectors for r in records),
+        **{name: sum(getattr(record, name) for record in records) for name in _TOTALS},
         "gigabytes": sum(r.uplink_bytes + r.downlink_bytes for r in records) / 1e9,
         "vectors_per_client": [r.vectors_per_client for r in records],
-        "simulated_seconds": simulated_seconds(records, vector_bytes, link_mbps),
+        "simulated_seconds": sum(
+            (r.client_seconds or 0.0) + link_seconds * r.vectors_per_client for r in records
+        ),
         "diverged_at": diverged_at(records, initial_loss),
         "link_mbps": link_mbps,
         "seconds": sum(r.seconds for r in records),

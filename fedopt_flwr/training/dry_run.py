@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,11 @@ from ..data import ClientData
 from ..errors import ConfigError, DataError, FedoptError, FedoptWarning
 from ..own_code import described
 from ..problems import about
-from .evaluation import Metric, evaluate, evaluating, evaluation_chunks
+from .evaluation import Metric, evaluate, evaluating
 from .flat_model import FlatModel
 from .joining import on_cpu
-from .objective import Loss
+from .objective import Loss, evaluation_chunks, outputs_of
 from .shapes import ShapeError, require_one_shape
-from .single_examples import outputs_of
 
 _MODEL_FITS = (
     "the model and the data must fit in shape and dtype (see model.name and model.options)"
@@ -35,16 +34,18 @@ _METRIC_RETURNS = (
     "it is called with (outputs, targets) of the whole test set and must return a number"
 )
 _ON_CLASSES = (functional.cross_entropy, functional.nll_loss)
-_Result = TypeVar("_Result")
 
 
 class UnknownClassError(DataError):
     """A class that the model has no output for; on a GPU it would end the whole process."""
 
 
-class _Pass(NamedTuple):
-    is_random: bool  # it drew from a global generator, as dropout and random crops do
+class _Batch(NamedTuple):
+    outputs: Any
+    targets: Any
+    loss: Any
     num_classes: int | None  # for losses on class labels
+    seen: str  # the data in words
 
 
 def try_training(
@@ -55,7 +56,8 @@ def try_training(
     *,
     are_all: bool = True,
 ) -> bool:
-    """Take the gradient of one batch of each kind of data; say if one was random.
+    """Take the gradient of one batch of each kind of data; say if one drew from a global generator,
+    as dropout and random crops do.
 
     Model and generators are left as they were. A client whose data cannot be used will fail in its
     rounds, so a warning names it. ConfigError or DataError say what is wrong if that is so for
@@ -63,7 +65,8 @@ def try_training(
     but do harm: a label that the model has no output for, and shapes that a loss would broadcast.
     """
     failed: list[FedoptError] = []
-    passes: dict[Any, _Pass] = {}  # by dtypes and dimensions
+    classes: dict[Any, int | None] = {}  # by the data's dtypes and dimensions
+    is_random = False
     first = torch.zeros(1, dtype=torch.int64)
     for client_id in sorted(clients, key=lambda i: -clients[i].num_examples):
         data = clients[client_id]
@@ -71,41 +74,36 @@ def try_training(
         try:
             with randomness.kept(model.device):
                 kind = _kind(_take(data, first, model, whom))
-                if kind not in passes:
+                if kind not in classes:
                     count = min(batch_size or data.num_examples, data.num_examples)
-                    passes[kind] = _try_step(model, loss, data, count, whom)
+                    before = randomness.state(model.device)
+                    classes[kind] = _try_step(model, loss, data, count, whom)
+                    is_random |= before != randomness.state(model.device)
         except (UnknownClassError, ShapeError):
             raise
         except FedoptError as error:
             failed.append(error)
         else:
-            _require_labels(data, loss, passes[kind].num_classes, whom)
-    if failed and are_all and not passes:
+            _require_labels(data, loss, classes[kind], whom)
+    if failed and are_all and not classes:
         raise failed[0]
     if failed:
         others = f", as will {len(failed) - 1} other clients" if len(failed) > 1 else ""
         text = f"{failed[0]}; this client will fail in its rounds{others}"
         warnings.warn(text, FedoptWarning, stacklevel=2)
-    return any(step.is_random for step in passes.values())
+    return is_random
 
 
-def _try_step(model: FlatModel, loss: Loss, data: ClientData, count: int, whom: str) -> _Pass:
-    rows = _sample(data, count)
-    before = randomness.state(model.device)
-    inputs, targets = _take(data, rows, model, whom)
-    seen = f"{_shown(inputs, targets)} of {whom}"
+def _try_step(model: FlatModel, loss: Loss, data: ClientData, count: int, whom: str) -> int | None:
     with _unchanged(model), torch.enable_grad():
-        module = model.module.train()
-        outputs = _call("model", lambda: outputs_of(module, inputs, count), seen, _MODEL_FITS)
-        num_classes = _num_classes(loss, outputs, targets)
-        _require_labels(data, loss, num_classes, whom, targets)
-        require_one_shape(loss, outputs, targets)
-        value = _call("model.loss", lambda: loss(outputs, targets), seen, _LOSS_RETURNS)
+        model.module.train()
+        batch = _try_batch(model, loss, data, count, whom)
+        value = batch.loss
         if not isinstance(value, Tensor) or value.shape != () or not value.requires_grad:
             returned = f"returned {_shown(value)}, without a gradient or not of shape []"
-            raise ConfigError(f"model.loss: {returned}, on {seen}; {_LOSS_RETURNS}")
-        _call("model.loss", value.backward, seen, _LOSS_RETURNS)
-    return _Pass(before != randomness.state(model.device), num_classes)
+            raise ConfigError(f"model.loss: {returned}, on {batch.seen}; {_LOSS_RETURNS}")
+        _call("model.loss", value.backward, batch.seen, _LOSS_RETURNS)
+    return batch.num_classes
 
 
 def try_evaluation(
@@ -117,64 +115,62 @@ def try_evaluation(
     use_batch_statistics: bool = False,
 ) -> None:
     """Evaluate as much of the test data as is evaluated at once; ConfigError or DataError say what
-    fails. It is drawn from all of it, which may be sorted."""
-    whom = "the test data"
-    count = len(evaluation_chunks(test)[0])
+    fails."""
+    count = len(evaluation_chunks(torch.arange(test.num_examples))[0])
     with (
         randomness.kept(model.device),
         _unchanged(model),
         evaluating(model, use_batch_statistics),
     ):
-        inputs, targets = _take(test, _sample(test, count), model, whom)
-        seen = f"{_shown(inputs, targets)} of {whom}"
-        outputs = _call("model", lambda: outputs_of(model.module, inputs, count), seen, _MODEL_FITS)
-        _require_labels(test, loss, _num_classes(loss, outputs, targets), whom, targets)
-        require_one_shape(loss, outputs, targets)
-        _call("model.loss", lambda: float(loss(outputs, targets)), seen, _LOSS_RETURNS)
-        if metric is None or (count < test.num_examples and _measures(metric, outputs, targets)):
+        batch = _try_batch(model, loss, test, count, "the test data")
+        _call("model.loss", lambda: float(batch.loss), batch.seen, _LOSS_RETURNS)
+        if metric is None or (count < test.num_examples and _measures(metric, batch)):
             return
         # what fails on a part of the test data may do on the whole, as one class has no AUC
         _call(
             "model.metric",
             lambda: evaluate(model, test, loss, metric, use_batch_statistics=use_batch_statistics),
-            seen,
+            batch.seen,
             _METRIC_RETURNS,
         )
 
 
-def _measures(metric: Metric, outputs: Any, targets: Any) -> bool:
+def _measures(metric: Metric, batch: _Batch) -> bool:
     with contextlib.suppress(Exception, SystemExit), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        float(metric(on_cpu(outputs), on_cpu(targets)))
+        float(metric(on_cpu(batch.outputs), on_cpu(batch.targets)))
         return True
     return False
 
 
-def _sample(data: ClientData, count: int) -> Tensor:
-    if count == data.num_examples:
-        return torch.arange(count)
-    return torch.randperm(data.num_examples, generator=torch.Generator().manual_seed(0))[:count]
+def _try_batch(model: FlatModel, loss: Loss, data: ClientData, count: int, whom: str) -> _Batch:
+    """The loss of so many examples, drawn from all of them: data may be sorted."""
+    rows = torch.randperm(data.num_examples, generator=torch.Generator().manual_seed(0))[:count]
+    inputs, targets = _take(data, rows, model, whom)
+    seen = f"inputs {_shown(inputs)} and targets {_shown(targets)} of {whom}"
+    outputs = _call("model", lambda: outputs_of(model.module, inputs, count), seen, _MODEL_FITS)
+    num_classes = _num_classes(loss, outputs, targets)
+    _require_labels(data, loss, num_classes, whom, targets)
+    require_one_shape(loss, outputs, targets)
+    value = _call("model.loss", lambda: loss(outputs, targets), seen, _LOSS_RETURNS)
+    return _Batch(outputs, targets, value, num_classes, seen)
 
 
 @contextlib.contextmanager
 def _unchanged(model: FlatModel) -> Iterator[None]:
     """Put back trainable parameters and buffers, those too that `forward` replaced by new ones."""
-    module = model.module
-    vector = model.vector.clone()
-    buffers = [
-        (owner, name, buffer, buffer.clone())
-        for owner in module.modules()
-        for name, buffer in owner._buffers.items()
-        if buffer is not None
-    ]
+    owners = [(module._buffers, dict(module._buffers)) for module in model.module.modules()]
+    tensors = [model.vector, *model.module.buffers()]
+    values = [tensor.clone() for tensor in tensors]
     try:
         yield
     finally:
         with torch.no_grad():
-            model.vector.copy_(vector)
-            for owner, name, buffer, value in buffers:
-                owner._buffers[name] = buffer.copy_(value)
-            model.gradient.zero_()
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
+        for buffers, before in owners:
+            buffers.update(before)
+        model.gradient.zero_()
 
 
 def _take(data: ClientData, rows: Tensor, model: FlatModel, whom: str) -> tuple[Any, Any]:
@@ -182,7 +178,7 @@ def _take(data: ClientData, rows: Tensor, model: FlatModel, whom: str) -> tuple[
         return next(data.batches([rows], model.device))
 
 
-def _call(field: str, function: Callable[[], _Result], seen: str, remedy: str) -> _Result:
+def _call(field: str, function: Callable[[], Any], seen: str, remedy: str) -> Any:
     try:
         return function()
     except torch.OutOfMemoryError:  # of the device, which says so itself
@@ -231,11 +227,7 @@ def _kind(value: Any) -> Any:
     return type(value)
 
 
-def _shown(*values: Any) -> str:
-    texts = [
-        f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-        if isinstance(value, Tensor)
-        else type(value).__name__
-        for value in values
-    ]
-    return f"inputs {texts[0]} and targets {texts[1]}" if len(texts) == 2 else texts[0]
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return type(value).__name__

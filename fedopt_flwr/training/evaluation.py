@@ -18,8 +18,7 @@ from ..own_code import function_of, is_import_path, load_attribute
 from ..problems import unknown_name
 from .flat_model import FlatModel
 from .joining import measured, on_cpu
-from .objective import Loss, _chunks
-from .single_examples import outputs_of
+from .objective import Loss, evaluation_chunks, outputs_of
 
 Metric = Callable[[Any, Any], Any]
 
@@ -78,11 +77,6 @@ def evaluating(model: FlatModel, use_batch_statistics: bool) -> Iterator[None]:
             model.write_buffers(saved)
 
 
-def evaluation_chunks(data: ClientData) -> list[Tensor]:
-    """Return the positions of each part of the data that is evaluated at once."""
-    return _chunks(torch.arange(data.num_examples))
-
-
 def evaluate(
     model: FlatModel,
     data: ClientData,
@@ -97,7 +91,7 @@ def evaluate(
     With `use_batch_statistics` batch norm layers normalise by the batch instead of by their
     running statistics, which stay as they were.
     """
-    chunks = evaluation_chunks(data)
+    chunks = evaluation_chunks(torch.arange(data.num_examples))
     sizes = [len(rows) for rows in chunks]
     losses: list[Any] = []  # read at the end: reading waits for the GPU
     shares: list[Any] = []
@@ -105,7 +99,7 @@ def evaluate(
     with evaluating(model, use_batch_statistics):
         for size, (inputs, targets) in zip(sizes, data.batches(chunks, model.device), strict=True):
             outputs = outputs_of(model.module, inputs, size)
-            losses.append(_own(loss(outputs, targets)))
+            losses.append(loss(outputs, targets) + 0)  # a copy: it may return one tensor each time
             if metric is accuracy:  # whose mean over the parts is that of the whole
                 shares.append(accuracy(outputs, targets))
             elif metric is not None:
@@ -114,11 +108,6 @@ def evaluate(
             return _mean(losses, sizes), None
         value = _mean(shares, sizes) if shares else measured(metric, parts, sizes)
     return _mean(losses, sizes), value
-
-
-def _own(value: Any) -> Any:
-    """A copy, as a function may return the same tensor for every batch."""
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _mean(values: list[Any], sizes: list[int]) -> float:

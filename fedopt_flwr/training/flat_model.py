@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from ..algorithm import weighted_sum
 from ..errors import ModelError
 
 _BUFFER_PREFIX = "buffers."
@@ -45,18 +46,14 @@ class FlatModel:
         self.module = module.to(device)
         self.device = torch.device(device)
         trainable = _trainable(module)  # moving may make new parameters
-        self.shapes = {name: tuple(p.shape) for name, p in trainable.items()}
-        self.size = sum(p.numel() for p in trainable.values())
-        self.vector = torch.empty(self.size, dtype=torch.float32, device=self.device)
+        self.vector = torch.cat([p.detach().reshape(-1) for p in trainable.values()])
         self.gradient = torch.zeros_like(self.vector)
-        offset = 0
-        for parameter in trainable.values():
-            end = offset + parameter.numel()
-            view = self.vector[offset:end].view(parameter.shape)
-            view.copy_(parameter.detach())
-            parameter.data = view
-            parameter.grad = self.gradient[offset:end].view(parameter.shape)
-            offset = end
+        sizes = [p.numel() for p in trainable.values()]
+        views = zip(torch.split(self.vector, sizes), torch.split(self.gradient, sizes), strict=True)
+        for parameter, (values, slopes) in zip(trainable.values(), views, strict=True):
+            parameter.data = values.view(parameter.shape)
+            parameter.grad = slopes.view(parameter.shape)
+        self.size = self.vector.numel()
         persistent = module.state_dict(keep_vars=True)
         self._buffer_names = [n for n, _ in module.named_buffers() if n in persistent]
         self.initial_buffers = self.read_buffers()
@@ -109,19 +106,6 @@ class FlatModel:
                     )
                 tensor.copy_(torch.as_tensor(array))
 
-    def flatten(self, state: Mapping[str, Tensor]) -> Tensor:
-        """Return the vector that a `state_dict` of this module holds, on this model's device."""
-        missing = [name for name in self.shapes if name not in state]
-        if missing:
-            raise ModelError(f"state_dict: lacks {missing[0]!r}; expected {list(self.shapes)}")
-        for name, shape in self.shapes.items():
-            if tuple(state[name].shape) != shape:
-                raise ModelError(
-                    f"state_dict[{name!r}]: shape {tuple(state[name].shape)}; must be {shape}"
-                )
-        parts = [state[name].detach().to(self.vector).reshape(-1) for name in self.shapes]
-        return torch.cat(parts)
-
 
 def copied(module: nn.Module) -> nn.Module:
     """Return a copy of a user's module; ModelError for one that cannot be copied."""
@@ -138,15 +122,12 @@ def copied(module: nn.Module) -> nn.Module:
 def average_buffers(weighted: list[tuple[float, dict[str, Tensor]]]) -> dict[str, Tensor]:
     """Average floating buffers by weight (normalised to 1), take the maximum of all others."""
     total = sum(weight for weight, _ in weighted)
-    result = {name: array.clone() for name, array in weighted[0][1].items()}
-    for name, array in result.items():
-        if array.is_floating_point():
-            array.mul_(weighted[0][0] / total)
-            for weight, arrays in weighted[1:]:
-                array.add_(arrays[name], alpha=weight / total)
+    result = {}
+    for name, first in weighted[0][1].items():
+        if first.is_floating_point():
+            result[name] = weighted_sum([(w / total, arrays[name]) for w, arrays in weighted])
         else:
-            for _, arrays in weighted[1:]:
-                torch.maximum(array, arrays[name], out=array)
+            result[name] = torch.stack([arrays[name] for _, arrays in weighted]).amax(dim=0)
     return result
 
 
@@ -201,36 +182,23 @@ def _require_arrays(module: nn.Module) -> None:
                 f"{what}: is on device {value.device} with layout {value.layout}; must be dense "
                 "and hold values; make the model on the CPU"
             )
-        if name in buffers and name in state and not _numpy_knows(value.dtype):
+        if name in buffers and name in state and not _can_be_aggregated(value.dtype):
             raise ModelError(
-                f"{what}: dtype {value.dtype} has no NumPy equivalent; store it as torch.float32 "
-                "or torch.float16"
-            )
-        if name in buffers and not _has_maximum(value.dtype):
-            raise ModelError(
-                f"{what}: dtype {value.dtype} cannot be aggregated; store it as real buffers of "
-                "torch.float32 or torch.int64"
+                f"{what}: dtype {value.dtype} has no NumPy equivalent or cannot be aggregated; "
+                "store it as real buffers of torch.float32, torch.float16 or torch.int64"
             )
 
 
-def _has_maximum(dtype: torch.dtype) -> bool:
+def _can_be_aggregated(dtype: torch.dtype) -> bool:
     try:
-        torch.maximum(*torch.zeros(2, 1, dtype=dtype))
-    except RuntimeError:  # NotImplementedError is one
+        torch.zeros(1, dtype=dtype).amax(dim=0).numpy()
+    except (RuntimeError, TypeError):  # no maximum, not known to NumPy
         return False
     return True
 
 
 def _as_numpy(value: Tensor) -> np.ndarray:
-    if not _numpy_knows(value.dtype):
-        value = value.to(torch.complex64 if value.is_complex() else torch.float32)
-    array: np.ndarray = value.numpy()
-    return array
-
-
-def _numpy_knows(dtype: torch.dtype) -> bool:
     try:
-        torch.empty(0, dtype=dtype).numpy()
-    except TypeError:
-        return False
-    return True
+        return value.numpy()
+    except TypeError:  # a dtype that NumPy lacks
+        return value.to(torch.complex64 if value.is_complex() else torch.float32).numpy()

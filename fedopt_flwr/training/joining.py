@@ -72,9 +72,7 @@ def joined(parts: list[Any], sizes: list[int]) -> Any:
 
 def _mapping(like: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
     """A mapping of the same kind: models' outputs may be dictionaries with attributes."""
-    if type(like) is dict or not isinstance(like, MutableMapping):
-        return entries
-    made = copy.copy(like)
+    made = copy.copy(like) if isinstance(like, MutableMapping) else {}
     for key, value in entries.items():
         made[key] = value
     return made

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data import ClientData
 from .flat_model import FlatModel
-from .single_examples import outputs_of
 
 Loss = Callable[[Any, Any], Tensor]
 _EVALUATION_BATCH = 500
@@ -37,7 +36,7 @@ def batch_positions(
 
     Local steps walk through freshly shuffled passes and cut them into batches of exactly
     min(B, n_i). An epoch is cut into ⌈n_i/B⌉ batches whose sizes differ by at most one, so that no
-    batch of a single example is left over but for B = 2 and an odd n_i (see `single_examples`).
+    batch of a single example is left over but for B = 2 and an odd n_i (see `outputs_of`).
     Where B is 0 or at least n_i, every batch is the whole data in its own order.
     """
     if not 0 < batch_size < num_examples:
@@ -131,7 +130,7 @@ class ModelObjective:
             generator = torch.Generator().manual_seed(self._seed)
             rows = torch.randperm(self.num_examples, generator=generator)[:num_examples]
         total = self._model.vector.new_zeros(self._model.size)
-        for batch in self._take(_chunks(rows)):
+        for batch in self._take(evaluation_chunks(rows)):
             total.add_(self._loss_gradient(y, batch), alpha=self._batch_size / len(rows))
         return self._regularised(total)
 
@@ -163,6 +162,36 @@ class ModelObjective:
         return float(values.mul(sizes).sum() / sizes.sum())
 
 
-def _chunks(rows: Tensor) -> list[Tensor]:
-    """Parts of equal size, so that none is left with one example, which batch norm refuses."""
+def evaluation_chunks(rows: Tensor) -> list[Tensor]:
+    """Return the parts of these rows that are evaluated at once.
+
+    They are of equal size, so that none is left with one example, which batch norm refuses.
+    """
     return list(torch.tensor_split(rows, -(-len(rows) // _EVALUATION_BATCH)))
+
+
+def outputs_of(module: nn.Module, inputs: Any, num_examples: int) -> Any:
+    """Return the module's outputs for a batch of so many examples.
+
+    Batch norm layers that meet one value a channel use their running statistics: one value has no
+    variance, so PyTorch refuses it, and a client with a single example has no more.
+    """
+    if num_examples != 1:
+        return module(inputs)
+    layers = [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training
+    ]
+    hooks = [layer.register_forward_pre_hook(_choose, with_kwargs=True) for layer in layers]
+    try:
+        return module(inputs)
+    finally:
+        for hook, layer in zip(hooks, layers, strict=True):
+            hook.remove()
+            layer.train()
+
+
+def _choose(layer: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+    values = args[0] if args else named["input"]
+    layer.train(values.numel() > values.shape[1])

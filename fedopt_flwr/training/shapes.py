@@ -13,27 +13,15 @@ from torch.nn import functional
 
 from ..errors import ConfigError, FedoptWarning
 
-_ELEMENTWISE = (
-    functional.mse_loss,
-    functional.l1_loss,
-    functional.smooth_l1_loss,
-    functional.huber_loss,
-    functional.binary_cross_entropy,
-    functional.binary_cross_entropy_with_logits,
-    functional.poisson_nll_loss,
-    functional.soft_margin_loss,
-    functional.kl_div,
-)
-_ELEMENTWISE_CLASSES = (
-    nn.MSELoss,
-    nn.L1Loss,
-    nn.SmoothL1Loss,
-    nn.HuberLoss,
-    nn.BCELoss,
-    nn.BCEWithLogitsLoss,
-    nn.PoissonNLLLoss,
-    nn.SoftMarginLoss,
-    nn.KLDivLoss,
+# where PyTorch's losses are; of those that take outputs and targets alone, not elementwise are:
+_MODULES = (functional.__name__, nn.MSELoss.__module__)
+_ON_CLASSES = (
+    functional.cross_entropy,
+    functional.nll_loss,
+    functional.multi_margin_loss,
+    nn.CrossEntropyLoss,
+    nn.NLLLoss,
+    nn.MultiMarginLoss,
 )
 
 
@@ -51,7 +39,8 @@ def require_one_shape(loss: Callable[[Any, Any], Any], outputs: Any, targets: An
         return
     if outputs.shape == targets.shape:
         return
-    is_torchs = loss in _ELEMENTWISE or type(loss) in _ELEMENTWISE_CLASSES
+    kind = type(loss) if isinstance(loss, nn.Module) else loss
+    is_torchs = getattr(kind, "__module__", "") in _MODULES and kind not in _ON_CLASSES
     if not is_torchs and not _broadcasts(loss, outputs, targets):
         return
     shapes = "outputs of shape {} and targets of shape {}".format(*_shown(outputs, targets))

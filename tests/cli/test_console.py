@@ -42,7 +42,7 @@ def fedopt(
         [sys.executable, "-m", "fedopt_flwr", *arguments],
         cwd=cwd,
         capture_output=True,
-        env=os.environ | (environment or {}),
+        env={k: v for k, v in os.environ.items() if k != "PYTHONIOENCODING"} | (environment or {}),
         timeout=120,
     )
 

@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fedopt_flwr import ConfigError, DataError, RunConfig, simulate
-from fedopt_flwr.config.sections import PartitionSection
+from fedopt_flwr.config.sections import DataSection, Facts, PartitionSection
 from fedopt_flwr.data import (
-    DatasetData,
-    TensorData,
     as_client_data,
     load_client_data,
     load_federated_data,
     load_test_data,
 )
+from fedopt_flwr.data.client_data import DatasetData, TensorData
 from fedopt_flwr.data.partitions import partition
 from fedopt_flwr.training.objective import batch_positions, num_steps
 
@@ -280,7 +279,8 @@ def test_a_client_needs_no_test_file_and_a_server_no_training_file(tmp_path: Pat
         federation={"num_clients": 4, "clients_per_round": 2},
     )
     (tmp_path / "test.npz").rename(tmp_path / "away")
-    np.testing.assert_array_equal(load_client_data(config, [2])[2].targets(), np.arange(20, 30) % 4)
+    own = load_client_data(config.data, Facts(num_clients=4), [2])
+    np.testing.assert_array_equal(own[2].targets(), np.arange(20, 30) % 4)
     with pytest.raises(DataError, match=r"holds no test\.npz"):
         load_federated_data(config)
     (tmp_path / "away").rename(tmp_path / "test.npz")
@@ -289,28 +289,31 @@ def test_a_client_needs_no_test_file_and_a_server_no_training_file(tmp_path: Pat
     assert (data.clients, data.test.num_examples) == ([], 8)
     assert (data.input_shape, data.num_classes) == ((3, 8, 8), 7)
     with pytest.raises(DataError, match=r"holds no train\.npz"):
-        load_client_data(config, [2])
+        load_client_data(config.data, Facts(num_clients=4), [2])
 
 
 def test_a_client_loads_the_part_that_a_simulation_gives_it() -> None:
     config = RunConfig()
     parts = load_federated_data(config).clients
-    own = load_client_data(config, [0, 7, 19])
+    own = load_client_data(config.data, Facts(num_clients=20), [0, 7, 19])
     assert list(own) == [0, 7, 19]
     assert all((own[i].targets() == parts[i].targets()).all() for i in own)
 
 
 def test_whole_data_belongs_to_one_client_of_any_name() -> None:
     config = RunConfig(data={"partition": {"kind": "whole"}})
-    assert load_client_data(config, ["ward-3"])["ward-3"].num_examples == 1442
-    with pytest.raises(ConfigError, match="belongs to one client"):
-        load_client_data(config, [0, 1])
+    assert (
+        load_client_data(config.data, Facts(num_clients=1), ["ward-3"])["ward-3"].num_examples
+        == 1442
+    )
+    with pytest.raises(ConfigError, match="such data belongs to one client"):
+        load_client_data(config.data, Facts(num_clients=2), [0, 1])
     with pytest.raises(ConfigError, match="that is for `fedopt client`"):
         load_federated_data(config)
     with pytest.raises(ConfigError, match="all of it belongs to this client"):
-        load_client_data(RunConfig(), ["ward-3"])
+        load_client_data(DataSection(), Facts(num_clients=20), ["ward-3"])
     with pytest.raises(ConfigError, match="client id 20: must be between 0 and 19"):
-        load_client_data(RunConfig(), [20])
+        load_client_data(DataSection(), Facts(num_clients=20), [20])
 
 
 def test_the_users_own_loader_and_model(tmp_path: Path) -> None:

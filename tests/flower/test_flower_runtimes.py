@@ -23,17 +23,21 @@ from processes import Processes, free_port, require_c_is_the_mean, wait_until
 from fedopt_flwr import ConfigError, MessageError, RunConfig, simulate
 from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.flower import ContextStates
-from fedopt_flwr.run.flower_apps import DEFAULTS, client_of_node, read_run_config
+from fedopt_flwr.run.flower_apps import _PLACES, client_of_node, read_run_config
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
+DEFAULTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 RULES = ("fedavg", "scaffold_m", "padamfed", "fadamgc", "mb_storm")  # unlike in what travels
 
 
 def test_pyproject_declares_the_keys_that_are_read() -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    assert declared["config"] == DEFAULTS
-    assert read_run_config(DEFAULTS).to_dict() == RunConfig().to_dict()
+    assert DEFAULTS.keys() == {*_PLACES, "algorithm-options", "config-file"}
+    defaults = RunConfig().to_dict()
+    for key, place in _PLACES.items():
+        section, name = place.split(".")
+        assert DEFAULTS[key] == defaults[section].get(name, "")
+    assert read_run_config(DEFAULTS).to_dict() == defaults
 
 
 def test_run_config_keys_reach_their_places() -> None:

@@ -169,7 +169,7 @@ class MomentumTakesTheNewControlVariate(PAdaMFed):
     def server_update(self, state, replies):
         following = super().server_update(state, replies)
         moved = following["control_variate"] - state["control_variate"]
-        g = following["server_momentum"] + self.beta * moved
+        g = following["server_momentum"] + self.derived("momentum") * moved
         return following.replace(server_momentum=g)
 
 

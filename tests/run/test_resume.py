@@ -29,7 +29,8 @@ from torch.utils.data import TensorDataset
 
 from fedopt_flwr import ConfigError, RunConfig, resume, simulate
 from fedopt_flwr.algorithm import Plan
-from fedopt_flwr.data import DatasetData, FederatedData, as_client_data, fingerprint
+from fedopt_flwr.data import FederatedData, as_client_data, fingerprint
+from fedopt_flwr.data.client_data import DatasetData
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.run.directory import RunDirectory
 from fedopt_flwr.run.resuming import read_run, require_same_clients

@@ -13,7 +13,7 @@ import torch
 from helpers import At, checkpointed, digits_config, model_bytes, without_times
 
 from fedopt_flwr import ConfigError, RunError, simulate
-from fedopt_flwr.cli.console import LOG, RunLog, logging_to
+from fedopt_flwr.cli.console import LOG, logging_to
 from fedopt_flwr.flower import DiskStates
 from fedopt_flwr.rounds.record import RoundRecord
 from fedopt_flwr.run.checkpoints import has_checkpoint
@@ -71,7 +71,7 @@ def test_a_disk_without_room_for_the_log_hides_no_error_of_the_run(
     (tmp_path / "run.log").symlink_to("/dev/full")
 
     def fail() -> None:
-        with logging_to(RunLog(tmp_path)):
+        with logging_to(tmp_path):
             LOG.error("lost")
             raise ValueError("of the run")
 
@@ -99,7 +99,9 @@ def test_a_folder_that_cannot_be_looked_at_ends_the_run_with_the_remedy(
         patch.setattr("fedopt_flwr.run.directory.os.path.samestat", stale)
         with pytest.raises(RunError, match=r"round 1 cannot be written: .*put the folder back"):
             directory.add(RoundRecord(1))
-    RunDirectory(tmp_path / "run").lock()
+        directory.close()
+    with pytest.raises(ConfigError, match="holds no checkpoint"):  # and none is at it
+        RunDirectory(tmp_path / "run").read_checkpoint()
 
 
 def test_a_file_system_that_cannot_sync_folders_keeps_client_states(

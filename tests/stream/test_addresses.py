@@ -9,8 +9,8 @@ import pytest
 
 from fedopt_flwr import ConfigError
 from fedopt_flwr.cli import main
-from fedopt_flwr.cli.addresses import require_address
 from fedopt_flwr.cli.doctor import describe_proxy
+from fedopt_flwr.cli.options import require_address
 
 
 @pytest.mark.parametrize(

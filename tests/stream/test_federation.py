@@ -285,4 +285,3 @@ def test_two_machines_with_certificates_as_the_readme_says(processes: Processes)
     stranger = processes.start("stranger", "client", config, *where)
     assert stranger.ended() == 2
     assert "it wants a certificate: give --certificate and --key" in stranger.log
-    second.wait_for("a peer: refused: it showed no certificate")

@@ -57,7 +57,7 @@ def test_a_launch_goes_on_from_anywhere_with_its_own_code_and_states(processes: 
             "simulate",
             "were processes of their own that keep its state; continue with `fedopt launch",
         ),
-        ("launch", "'stateless/state' is missing, which holds the clients' states of a launch"),
+        ("launch", "put 'stateless/state' back as it was, continue with `fedopt server --resume`"),
     ):
         refused = processes.start(verb, verb, "--resume", "stateless")
         assert refused.ended() == 2, refused.log

@@ -27,10 +27,10 @@ from fedopt_flwr import ConfigError, MessageError, RunConfig, RunError, simulate
 from fedopt_flwr.config.client_ids import certificate_covers, parse_ids
 from fedopt_flwr.data import load_test_data
 from fedopt_flwr.engines.stream import Roster
-from fedopt_flwr.engines.stream.protocol import CLAIM_KEY, Claim
+from fedopt_flwr.engines.stream.protocol import CLAIM, CLAIM_KEY, Claim
 from fedopt_flwr.flower import DiskStates
 from fedopt_flwr.flower.messages import ROUND
-from fedopt_flwr.flower.sizes import message_bytes, require_messages_fit
+from fedopt_flwr.flower.sizes import require_messages_fit
 from fedopt_flwr.run.directory import RunDirectory
 from fedopt_flwr.run.experiment import Experiment
 from fedopt_flwr.run.hosts import ClientHost, HostedClient
@@ -213,7 +213,7 @@ def test_a_peer_that_is_no_fedopt_client_hears_what_is_missing(tmp_path: Path) -
 
 def test_an_introduction_that_cannot_be_read_gives_the_place_back(tmp_path: Path) -> None:
     name = "/flwr.proto.FlowerService/Join"
-    sent, metadata = threading.Event(), ((CLAIM_KEY, Claim(1).to_bytes()),)
+    sent, metadata = threading.Event(), ((CLAIM_KEY, CLAIM.dump_json(Claim(1))),)
 
     def messages() -> Iterator[bytes]:
         yield b"\xff\xfe\xfd"
@@ -244,7 +244,7 @@ def test_messages_that_nobody_asked_for_stay_outside_the_servers_memory(tmp_path
             sent += 1
             yield message
 
-    metadata = ((CLAIM_KEY, Claim(0).to_bytes()),)
+    metadata = ((CLAIM_KEY, CLAIM.dump_json(Claim(0))),)
     with ServerThread(make_config()) as server:
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             call = FlowerServiceStub(channel).Join(messages(), metadata=metadata)
@@ -255,6 +255,22 @@ def test_messages_that_nobody_asked_for_stay_outside_the_servers_memory(tmp_path
         server.said.wait_for("client 0: left")
         hosted_clients(server, [0, 1, 2], tmp_path)
         server.result()
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"num_clients": 4, "seed": 0, "num_rounds": 3}, "num_rounds: unknown 'num_rounds'"),
+        ({"num_clients": 0}, "num_clients: got 0"),
+    ],
+)
+def test_a_client_takes_no_other_facts_of_the_federation_than_it_needs(
+    facts: dict[str, int], text: str
+) -> None:
+    host = ClientHost(RunConfig(), [2])
+    assert host.data(2, {"num_clients": 3}).num_examples > host.data(2, {}).num_examples
+    with pytest.raises(MessageError, match=text):
+        host.data(2, facts)
 
 
 def test_broken_data_of_a_client_is_said_on_both_sides(tmp_path: Path) -> None:
@@ -286,7 +302,7 @@ def test_a_client_imports_only_the_code_that_it_names_itself(tmp_path: Path) -> 
 def test_message_sizes_are_known_before_the_first_one_travels() -> None:
     config = RunConfig(**make_config(), output={})
     experiment = Experiment(config, data=load_test_data(config))
-    down, up = message_bytes(experiment.rule, experiment.model, config)
+    down, up = require_messages_fit(experiment.rule, experiment.model, config)
     records = simulate(config).rounds
     assert records[-1].downlink_bytes / 3 <= down < 2 * 650 * 4 + 16384
     assert records[-1].uplink_bytes / 3 <= up < 2 * 650 * 4 + 16384

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import stat
 import threading
@@ -23,7 +22,6 @@ from fedopt_flwr import ConfigError, simulate
 from fedopt_flwr.deployment import certificates
 from fedopt_flwr.deployment.certificates import create_authority, create_client
 from fedopt_flwr.engines.stream import ClientTls, ServerAddress, ServerTls, StreamClient
-from fedopt_flwr.engines.stream.tls import HandshakeLog
 
 
 @pytest.fixture
@@ -88,23 +86,22 @@ def test_a_client_cannot_claim_the_id_of_another(authority: Path, tmp_path: Path
 def test_a_client_without_a_certificate_of_the_ca_gets_nothing(
     authority: Path, tmp_path: Path, certificate: str
 ) -> None:
-    tls, here, there = client_tls(authority, None), "it wants a certificate", "no certificate"
+    tls, reason = client_tls(authority, None), "it wants a certificate"
     if certificate == "foreign":
         other = tmp_path / "other"
         create_authority(other, ["localhost"], days=2)
         create_client(other, "0", days=2)
         tls = ClientTls(authority / "ca.pem", other / "0.pem", other / "0.key")
-        here, there = "it does not accept the certificate in", "not signed by this federation"
+        reason = "it does not accept the certificate in"
     with ServerThread(make_config(), tls=server_tls(authority)) as server:
         stranger = ClientThread(server, 0, tmp_path, tls=tls)
         stranger.join()
-        assert here in str(stranger.error)
+        assert reason in str(stranger.error)
         assert "connected to" not in str(stranger.said)
-        assert there in server.said.wait_for("a peer: refused")
         finish(server, authority, tmp_path)
 
 
-def test_an_expired_client_certificate_is_named_on_both_sides(
+def test_an_expired_client_certificate_is_named_and_not_let_in(
     authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expire(monkeypatch, authority, "old")
@@ -115,10 +112,10 @@ def test_an_expired_client_certificate_is_named_on_both_sides(
         credentials = grpc.ssl_channel_credentials(*[f.read_bytes() for f in files])
         with (
             grpc.secure_channel(f"localhost:{server.port}", credentials) as channel,
-            pytest.raises(grpc.RpcError),
+            pytest.raises(grpc.RpcError) as caught,
         ):
             channel.unary_unary("/any/method")(b"", timeout=5)
-        assert "its certificate has expired" in server.said.wait_for("a peer: refused")
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE  # it never got to a method
         finish(server, authority, tmp_path)
 
 
@@ -172,7 +169,6 @@ def test_plain_text_and_tls_do_not_meet(authority: Path, tmp_path: Path) -> None
         plain = ClientThread(server, 0, tmp_path)
         plain.join()
         assert "give --ca if it speaks TLS" in str(plain.error)
-        assert "it spoke plain text" in server.said.wait_for("a peer: refused")
         finish(server, authority, tmp_path)
     bare, address = bare_server(None)
     reason = reason_to_give_up(address, client_tls(authority, "0"))
@@ -255,18 +251,3 @@ def test_a_folder_without_an_authority_and_a_key_of_another_are_named(
         ClientTls(authority / "ca.pem", authority / "0.pem", authority / "1.key").credentials()
     with pytest.raises(ConfigError, match=r"--ca: .* holds no certificate"):
         ClientTls(authority / "ca.key").credentials()
-
-
-def test_other_lines_on_standard_error_pass_the_handshake_log(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    heard = Lines()
-    with HandshakeLog(heard):
-        os.write(2, b"something else\n")
-        os.write(2, b"I1128 04:36:57.883971   10997 some_transport.cc:12] chatter\n")
-        os.write(
-            2, b"I0 ssl_transport_security.cc:1] Handshake failed with error X: HTTP_REQUEST\n"
-        )
-        heard.wait_for("plain text")
-    os.write(2, b"afterwards\n")
-    assert capfd.readouterr().err == "something else\nafterwards\n"

@@ -49,7 +49,6 @@ def test_frozen_parameters_stay_outside() -> None:
     module = small()
     module[0].weight.requires_grad_(False)
     model = FlatModel(module)
-    assert "0.weight" not in model.shapes
     assert model.size == 12
 
 
@@ -72,8 +71,6 @@ def test_round_trip_to_and_from_a_state_dict(hidden: list[int], seed: int) -> No
 
     one, other = make(seed), make(seed + 1)
     assert not torch.equal(one.vector, other.vector)
-    vector = other.flatten(one.module.state_dict())
-    assert torch.equal(vector, one.vector)
     other.load_state_arrays(one.state_arrays())
     assert torch.equal(other.vector, one.vector)
 
@@ -163,7 +160,10 @@ class WithExtraState(nn.Linear):
         (lambda: nn.Linear(2, 2).double(), "'weight': dtype torch.float64"),
         (lambda: nn.LazyLinear(2), "'weight': is lazy"),
         (complex_buffer, "buffer 'phase': dtype torch.complex64"),
-        (uint16_buffer, "buffer 'count': dtype torch.uint16 cannot be aggregated"),
+        (
+            uint16_buffer,
+            "buffer 'count': dtype torch.uint16 .* cannot be aggregated; store it as real",
+        ),
         (bfloat16_buffer, "buffer 'scale': dtype torch.bfloat16 has no NumPy equivalent"),
         (lambda: nn.Linear(2, 2, device="meta"), "parameter 'weight': is on device meta"),
         (lambda: WithExtraState(2, 2), r"state '_extra_state': comes from get_extra_state\(\)"),
@@ -176,10 +176,6 @@ def test_what_cannot_be_one_vector_is_refused_by_name(factory: object, text: str
 
 def test_wrong_state_is_refused_by_name() -> None:
     model = FlatModel(nn.Linear(2, 2))
-    with pytest.raises(ModelError, match="lacks 'bias'"):
-        model.flatten({"weight": torch.zeros(2, 2)})
-    with pytest.raises(ModelError, match=r"'weight'\]: shape \(3, 2\); must be \(2, 2\)"):
-        model.flatten({"weight": torch.zeros(3, 2), "bias": torch.zeros(2)})
     with pytest.raises(ModelError, match="got 1 arrays; must be 2"):
         model.load_state_arrays([np.zeros((2, 2))])
     with pytest.raises(ModelError, match=r"shape \(2,\); must be \(2, 2\)"):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import grpc
+from flwr.client import NumPyClient
 from flwr.common import (
     Code,
     FitRes,
@@ -37,8 +38,8 @@ from ...algorithm import ClientId
 from ...errors import ConfigError, FedoptError, RunError
 from ...flower.messages import ROUND, to_arrays
 from ...randomness import derive
-from ..common import Answering
 from .protocol import (
+    CLAIM,
     CLAIM_KEY,
     LARGEST_MESSAGE,
     LONGEST_PAUSE_SECONDS,
@@ -46,7 +47,6 @@ from .protocol import (
     Claim,
     channel_options,
     proxy_for,
-    proxy_options,
 )
 from .tls import ClientTls, explain
 
@@ -89,7 +89,7 @@ class StreamClient:
     def __init__(
         self,
         client_id: ClientId,
-        client: Answering,
+        client: NumPyClient,
         server: ServerAddress,
         say: Callable[[str], None],
     ) -> None:
@@ -140,7 +140,7 @@ class StreamClient:
         """Open one stream and answer until it ends; return whether the server said goodbye."""
         channel = self._open_channel()
         answers: queue.SimpleQueue[ClientMessage | None] = queue.SimpleQueue()
-        metadata = ((CLAIM_KEY, self._claim.to_bytes()),)
+        metadata = ((CLAIM_KEY, CLAIM.dump_json(self._claim)),)
         with channel:
             try:
                 call = FlowerServiceStub(channel).Join(iter(answers.get, None), metadata=metadata)
@@ -155,7 +155,12 @@ class StreamClient:
     def _open_channel(self) -> grpc.Channel:
         server = self._server
         options = channel_options(server.keep_alive_seconds, LARGEST_MESSAGE, self._ping_seconds)
-        options += proxy_options(server.proxy_in_use)
+        proxy = server.proxy_in_use
+        # by itself gRPC would obey http_proxy and the like, which are often set for a browser and
+        # end at a proxy that lets no stream through
+        options.append(("grpc.enable_http_proxy", int(proxy is not None)))
+        if proxy is not None:
+            options.append(("grpc.http_proxy", proxy))
         if server.tls is None:
             return grpc.insecure_channel(server.address, options)
         return grpc.secure_channel(server.address, server.tls.credentials(), options)

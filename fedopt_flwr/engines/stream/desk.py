@@ -8,7 +8,6 @@ import time
 from concurrent import futures
 
 import grpc
-from flwr.common import Code, GetPropertiesIns
 from flwr.server import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
@@ -16,8 +15,9 @@ from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
 from ...algorithm import ClientId
 from ...config.client_ids import certificate_covers
 from ...config.run_config import RunConfig
+from ...errors import RunError
 from ...flower.members import Members
-from .protocol import CLAIM_KEY, LONGEST_PAUSE_SECONDS, RUN_IS_OVER, Claim
+from .protocol import CLAIM, CLAIM_KEY, LONGEST_PAUSE_SECONDS, RUN_IS_OVER, Claim
 from .proxy import Seat, StreamProxy
 from .roster import Roster
 
@@ -55,9 +55,10 @@ class Desk(SimpleClientManager):
         """Give the caller the id that it claims, or raise Refused."""
         claimed = dict(context.invocation_metadata()).get(CLAIM_KEY, b"")
         try:
-            claim = Claim.from_bytes(claimed)
-        except ValueError as error:
-            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+            claim = CLAIM.validate_json(claimed)
+        except ValueError:
+            reason = "this server speaks to `fedopt client`; no client id came"
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, reason) from None
         client_id = claim.client_id
         names = [n.decode() for n in context.auth_context().get("x509_common_name", [])]
         if self._certified and not any(certificate_covers(name, client_id) for name in names):
@@ -140,33 +141,23 @@ class Desk(SimpleClientManager):
 
     def _introduce(self, proxy: StreamProxy) -> None:
         client_id = proxy.seat.client_id
-        federation = self._federation
         try:
-            question = GetPropertiesIns(self._members.facts)
-            answer = proxy.introduce(question, federation.start_timeout)
+            own_id, count = self._members.introduction(proxy)
+            problem = None if own_id == client_id else f"it then called itself {own_id!r}"
         except GrpcBridgeClosed:
             return
+        except RunError as error:
+            problem = str(error)
         except Exception as error:  # bytes that are no answer
-            self._refuse(proxy, f"its introduction cannot be read: {type(error).__name__}: {error}")
+            problem = f"its introduction cannot be read: {type(error).__name__}: {error}"
+        if problem is not None:
+            self._roster.refused(f"client {client_id}", problem)
+            proxy.bridge.close()
             return
-        count = answer.properties.get("num_examples")
-        if answer.status.code != Code.OK:
-            problem = answer.status.message
-        elif answer.properties.get("client_id") != client_id:
-            problem = f"it then called itself {answer.properties.get('client_id')!r}"
-        elif not isinstance(count, int) or count < 1:
-            problem = f"it has {count!r} examples; every client needs at least one"
-        else:
-            self._roster.ready(client_id, count)
-            super().register(proxy)
-            if proxy.seat.left:  # while it was introduced
-                super().unregister(proxy)
-            return
-        self._refuse(proxy, problem)
-
-    def _refuse(self, proxy: StreamProxy, problem: str) -> None:
-        self._roster.refused(f"client {proxy.seat.client_id}", problem)
-        proxy.bridge.close()
+        self._roster.ready(client_id, count)
+        super().register(proxy)
+        if proxy.seat.left:  # while it was introduced
+            super().unregister(proxy)
 
     def unregister(self, client: ClientProxy) -> None:
         """Flower's servicer calls this when a stream ends; `free` has done the work by then."""

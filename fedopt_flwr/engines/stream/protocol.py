@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
-from dataclasses import dataclass
-from typing import Self
 
 import grpc
 from flwr.proto import transport_pb2
-
-from ...algorithm import ClientId
+from pydantic import StrictInt, StrictStr, TypeAdapter
+from pydantic.dataclasses import dataclass
 
 SERVICE = transport_pb2.DESCRIPTOR.services_by_name["FlowerService"].full_name
 CLAIM_KEY = "fedopt-claim-bin"  # metadata of a Join call
@@ -28,23 +25,11 @@ class Claim:
     `instance` stays the same for one process's client over all its connections, and no other's.
     """
 
-    client_id: ClientId
+    client_id: StrictInt | StrictStr
     instance: str = ""
 
-    def to_bytes(self) -> bytes:
-        return json.dumps({"client_id": self.client_id, "instance": self.instance}).encode()
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Read a claim; ValueError says what is wrong with it."""
-        try:
-            claim = json.loads(data)
-            client_id = claim["client_id"]
-        except (ValueError, KeyError, TypeError):
-            raise ValueError("this server speaks to `fedopt client`; no client id came") from None
-        if isinstance(client_id, bool) or not isinstance(client_id, (int, str)):
-            raise ValueError(f"client id: got {client_id!r}; must be a number or a name")
-        return cls(client_id, str(claim.get("instance", "")))
+CLAIM = TypeAdapter(Claim)  # to JSON and back
 
 
 def channel_options(
@@ -89,11 +74,3 @@ def _is_loopback(host: str) -> bool:
         return host.rstrip(".").lower().rpartition(".")[2] == "localhost"
     ip = getattr(ip, "ipv4_mapped", None) or ip
     return ip.is_loopback or ip.is_unspecified
-
-
-def proxy_options(proxy: str | None) -> list[tuple[str, int | str]]:
-    """Return gRPC's options for a client's channel: by itself gRPC would obey http_proxy and the
-    like, which are often set for a browser and end at a proxy that lets no stream through."""
-    if proxy is None:
-        return [("grpc.enable_http_proxy", 0)]
-    return [("grpc.enable_http_proxy", 1), ("grpc.http_proxy", proxy)]

@@ -34,7 +34,6 @@ from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import (
 )
 
 from ...algorithm import ClientId
-from ...errors import RunError
 from ...flower import STATE_LOST
 from ...flower.messages import ROUND
 from ..common import NeverAsked
@@ -66,9 +65,7 @@ class Seat:
     instance: str = ""  # the same in all connections of one process's client
     proxy: StreamProxy | None = None
     left: bool = False
-    ended_because: str = (
-        ""  # what the client hears, if the server ended the connection for a reason
-    )
+    ended_because: str = ""  # what the client hears, if the server ended it for a reason
     has_lost_state: bool = False  # according to its last answer
     turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
@@ -117,18 +114,14 @@ class StreamProxy(NeverAsked, ClientProxy):
         parsed: ClientMessage = ClientMessage.FromString(answer)
         return parsed
 
-    def introduce(self, ins: GetPropertiesIns, timeout: float) -> GetPropertiesRes:
-        """Ask the client who it is; the answer is what `get_properties` returns from then on."""
-        message = ServerMessage(get_properties_ins=get_properties_ins_to_proto(ins))
-        answer = self._request(message.SerializeToString(), timeout)
-        self._properties = get_properties_res_from_proto(answer.get_properties_res)
-        return self._properties
-
     def get_properties(
         self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None
     ) -> GetPropertiesRes:
+        """Ask the client who it is when it joins; return the same answer from then on."""
         if self._properties is None:
-            raise RunError(f"client {self.seat.client_id}: has not introduced itself")
+            message = ServerMessage(get_properties_ins=get_properties_ins_to_proto(ins))
+            answer = self._request(message.SerializeToString(), timeout)
+            self._properties = get_properties_res_from_proto(answer.get_properties_res)
         return self._properties
 
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:

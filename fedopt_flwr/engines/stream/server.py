@@ -25,7 +25,7 @@ from .desk import Desk, Refused
 from .protocol import MIB, RUN_IS_OVER, SERVICE, channel_options
 from .proxy import Letter, Seat, SharedArrays, StreamProxy
 from .roster import Roster
-from .tls import HandshakeLog, ServerTls
+from .tls import ServerTls
 
 _SPARE_STREAMS = 32  # for clients that are refused while all others are connected
 _GRACE_SECONDS = 2.0
@@ -50,8 +50,7 @@ def run_on_streams(
     certified = tls is not None and tls.client_ca is not None
     desk = Desk(config, roster, strategy.members, certified=certified)
     server, port = _listen(_Servicer(desk, roster), config, address, tls)
-    log = HandshakeLog(lambda reason: roster.refused("a peer", reason)) if tls else None
-    with log or contextlib.nullcontext(), _stopping_on_signals(desk):
+    with _stopping_on_signals(desk):
         server.start()
         try:
             with quiet(), intra_op_threads(config.training.threads):

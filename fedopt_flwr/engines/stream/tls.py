@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
-import os
-import re
 import socket
 import ssl
-import sys
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
 
 import grpc
 from cryptography import x509
@@ -22,15 +17,13 @@ from ...errors import ConfigError
 
 _PROBE_SECONDS = 5.0
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-_REASONS = {  # what OpenSSL and BoringSSL say -> what it means, seen from this end
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it showed no certificate",
+_REASONS = {  # what OpenSSL says -> what it means, seen from this end
     "unable to get local issuer": "its certificate is not signed by this federation's CA",
     "self signed certificate": "its certificate is not signed by this federation's CA",
     "self-signed certificate": "its certificate is not signed by this federation's CA",
     "certificate has expired": "its certificate has expired",
     "not yet valid": "its certificate is not valid yet (check the clocks)",
     "WRONG_VERSION_NUMBER": "it spoke plain text where TLS is wanted",
-    "HTTP_REQUEST": "it spoke plain text where TLS is wanted",
     "ALERT_UNKNOWN_CA": "it does not trust this end's certificate: it is of another CA",
     "ALERT_CERTIFICATE_EXPIRED": "it says that this end's certificate has expired",
     "ALERT_CERTIFICATE_REQUIRED": "it wants a certificate: give --certificate and --key",
@@ -102,20 +95,17 @@ def explain(address: str, tls: ClientTls | None, proxy: str | None = None) -> st
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:
-        with _connection(host, int(port), proxy) as connection:
+        if proxy is None:
+            connection = socket.create_connection((host, int(port)), _PROBE_SECONDS)
+        else:
+            way = http.client.HTTPConnection(proxy.removeprefix("http://"), timeout=_PROBE_SECONDS)
+            way.set_tunnel(host, int(port))
+            way.connect()
+            connection = way.sock
+        with connection:
             return _explain_plain(connection) if tls is None else _handshake(connection, host, tls)
     except (OSError, ValueError, http.client.HTTPException):
         return None
-
-
-def _connection(host: str, port: int, proxy: str | None) -> socket.socket:
-    if proxy is None:
-        return socket.create_connection((host, port), _PROBE_SECONDS)
-    way = http.client.HTTPConnection(proxy.removeprefix("http://"), timeout=_PROBE_SECONDS)
-    way.set_tunnel(host, port)
-    way.connect()
-    connection: socket.socket = way.sock
-    return connection
 
 
 def _explain_plain(connection: socket.socket) -> str | None:
@@ -136,25 +126,19 @@ def _handshake(connection: socket.socket, host: str, tls: ClientTls) -> str | No
     if tls.certificate and tls.key:
         context.load_cert_chain(tls.certificate, tls.key)
     try:
-        with context.wrap_socket(connection, server_hostname=host) as secure:
-            return None if _greets(secure) else _unwelcome(tls)
+        with (
+            context.wrap_socket(connection, server_hostname=host) as secure,
+            contextlib.suppress(ConnectionError),
+        ):
+            # only now a server judges the client's certificate; gRPC's then just hangs up
+            if secure.recv(1):
+                return None
     except ssl.SSLCertVerificationError as error:
         if "ostname mismatch" in error.verify_message or "IP address mismatch" in str(error):
             return f"its certificate is not for {host!r}: {error.verify_message}"
-        return plain_reason(error.verify_message)
+        return _plain_reason(error.verify_message)
     except ssl.SSLError as error:
-        return plain_reason(f"{error.reason} {error}")
-
-
-def _greets(secure: ssl.SSLSocket) -> bool:
-    """A server judges the client's certificate after the handshake; gRPC's then just hangs up."""
-    try:
-        return bool(secure.recv(1))
-    except ConnectionError:
-        return False
-
-
-def _unwelcome(tls: ClientTls) -> str:
+        return _plain_reason(f"{error.reason} {error}")
     if tls.certificate is None:
         return "it wants a certificate: give --certificate and --key"
     return (
@@ -163,60 +147,8 @@ def _unwelcome(tls: ClientTls) -> str:
     )
 
 
-def plain_reason(text: str) -> str:
-    """Turn what a TLS library says into a sentence."""
+def _plain_reason(text: str) -> str:
     for mark, reason in _REASONS.items():
         if mark.lower() in text.lower():
             return reason
     return f"TLS handshake failed: {text}"
-
-
-class HandshakeLog:
-    """Hears of refused handshakes, which gRPC's core writes to file descriptor 2 and nowhere else.
-
-    At GRPC_VERBOSITY=info, that is, set before gRPC is first used: importing flwr sets another one.
-    Meanwhile Python's own standard error goes where it went before, and so does what other C code
-    writes there, and what gRPC's core has to say of warnings and errors.
-    """
-
-    _LINE = re.compile(r"ssl_transport_security\.cc.*Handshake failed with (?:fatal )?error (.*)")
-
-    _CHATTER = re.compile(r"I\d{4} \S+ +\d+ \w+\.cc:\d+\] ")
-
-    def __init__(self, on_refusal: Callable[[str], None]) -> None:
-        self._on_refusal = on_refusal
-
-    def __enter__(self) -> Self:
-        sys.stderr.flush()
-        self._original = os.dup(2)
-        self._python_stderr = sys.stderr
-        sys.stderr = os.fdopen(
-            os.dup(self._original),
-            "w",
-            buffering=1,
-            encoding=getattr(sys.stderr, "encoding", None),
-            errors=getattr(sys.stderr, "errors", None),
-        )
-        reader, writer = os.pipe()
-        os.dup2(writer, 2)
-        os.close(writer)
-        self._thread = threading.Thread(target=self._read, args=(reader,), daemon=True)
-        self._thread.start()
-        return self
-
-    def _read(self, reader: int) -> None:
-        with os.fdopen(reader, "r", errors="replace") as lines:
-            for line in lines:
-                found = self._LINE.search(line)
-                if found:
-                    self._on_refusal(plain_reason(found[1]))
-                elif not self._CHATTER.match(line):
-                    os.write(self._original, line.encode())
-
-    def __exit__(self, *_: object) -> None:
-        os.dup2(self._original, 2)  # closes the pipe's last writer, so the reader ends
-        self._thread.join(_PROBE_SECONDS)
-        own = sys.stderr
-        sys.stderr = self._python_stderr
-        own.close()
-        os.close(self._original)
