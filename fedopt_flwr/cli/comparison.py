@@ -66,9 +66,9 @@ def run_comparison(
     directory = base.output.directory or new_folder("compare")
     _require_empty(directory)
     results = _run_all(configs, seeds, directory, workers)
-    rows = [_result_row(name, runs, targets) for name, runs in results.items()]
+    rows = [result_row(name, runs, targets) for name, runs in results.items()]
     numbers = ", ".join(map(str, seeds or [base.federation.seed]))
-    _print_results(rows, targets)
+    print_results(rows, targets)
     _write_results(directory, rows, results, f"{base.data.name}, {base.model.name}, seed {numbers}")
     print(f"results in {directory}, curves in {directory / CURVES}")
     idle = [name for name, runs in results.items() if any(run.last_error for run in runs)]
@@ -160,7 +160,7 @@ def _configs(
     return configs
 
 
-def _result_row(name: str, runs: list[Result], targets: Sequence[Target]) -> dict[str, Any]:
+def result_row(name: str, runs: list[Result], targets: Sequence[Target]) -> dict[str, Any]:
     """Return means over the seeds, and the standard deviation of the final accuracy."""
     summaries = [run.summary for run in runs]
     finals = [s["final_test_accuracy"] for s in summaries if s["final_test_accuracy"] is not None]
@@ -192,7 +192,7 @@ def _mean(values: list[float | None]) -> float | None:
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
-def _print_results(rows: list[dict[str, Any]], targets: Sequence[Target]) -> None:
+def print_results(rows: list[dict[str, Any]], targets: Sequence[Target]) -> None:
     """Print the table; a metric of the user's own stands in the place of accuracy."""
     has_accuracy = any(row["final_test_accuracy"] is not None for row in rows)
     table = Table()

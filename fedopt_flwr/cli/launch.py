@@ -46,6 +46,7 @@ def launch(
         config = (resume / "config.toml").absolute()
         changed = [as_setting("output.directory", str(resume))]
     from ..deployment.launcher import launch as launch_run
+    from .comparison import print_results, result_row
     from .show_federation import FederationDisplay
 
     total = run_config.federation.num_clients
@@ -62,4 +63,5 @@ def launch(
             roster=display.roster,
             checkpoint=checkpoint,
         )
+    print_results([result_row(run_config.algorithm.name, [result], [])], [])
     display.finish(result)
