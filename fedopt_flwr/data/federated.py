@@ -102,18 +102,16 @@ def load_client_data(
     that has no part and for a part without an example.
     """
     source = _load(section, facts, folders, "train")
-    own: dict[ClientId, ClientData] = {}
     if section.partition.kind == "whole" and not isinstance(source.train, (list, tuple)):
         if len(client_ids) > 1:
             raise ConfigError(
                 f"data.partition.kind: got 'whole' for clients {list(client_ids)}; such data "
                 "belongs to one client; start one process for each, with its own data.path"
             )
-        own[client_ids[0]] = as_client_data(source.train)
+        own = {client_ids[0]: as_client_data(source.train)}
     else:
         clients = _divided(source, section, facts)
-        for client_id in client_ids:
-            own[client_id] = _part(clients, client_id, section.name)
+        own = {i: _part(clients, i, section.name) for i in client_ids}
     require_examples(own)
     return own
 
