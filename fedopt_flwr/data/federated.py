@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import signature
@@ -101,7 +101,9 @@ def load_client_data(
     A `module:attribute` is looked up in `folders`. Raises ConfigError or DataError, also for an id
     that has no part and for a part without an example.
     """
-    source = _load(section, facts, folders, "train")
+    is_natural = section.partition.kind in (None, "natural")
+    wanted = frozenset(client_ids) if is_natural else None
+    source = _load(section, facts, folders, "train", client_ids=wanted)
     if section.partition.kind == "whole" and not isinstance(source.train, (list, tuple)):
         if len(client_ids) > 1:
             raise ConfigError(
@@ -177,8 +179,15 @@ def require_examples(clients: Mapping[ClientId, ClientData]) -> None:
             )
 
 
-def _load(section: DataSection, facts: Facts, folders: Iterable[Path], *parts: str) -> Source:
-    """Return the data set of that name; one of ours must have these parts."""
+def _load(
+    section: DataSection,
+    facts: Facts,
+    folders: Iterable[Path],
+    *parts: str,
+    client_ids: Collection[ClientId] | None = None,
+) -> Source:
+    """Return the data set of that name; one of ours must have these parts, and may hold little of
+    clients that are not among `client_ids`."""
     name = section.name
     options = section.options
     if is_import_path(name):
@@ -186,7 +195,7 @@ def _load(section: DataSection, facts: Facts, folders: Iterable[Path], *parts: s
     if name not in SOURCES:
         raise ConfigError(unknown_name("data.name", name, [*SOURCES, "module:attribute"]))
     wanted = signature(SOURCES[name]).parameters
-    given = {**dict(section), **dict(facts)}
+    given = {**dict(section), **dict(facts), "client_ids": client_ids}
     require_options("data.options", name, options, [key for key in wanted if key not in given])
     try:
         source = SOURCES[name](**{k: given[k] for k in wanted if k in given}, **options)

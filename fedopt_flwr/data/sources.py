@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..algorithm import ClientId
+from ..config.sections import PartitionSection
 from ..errors import ConfigError, DataError
 from ..problems import unknown_name
 from ..randomness import derive
@@ -89,7 +91,12 @@ def _from_torchvision(name: str, path: Path | None, **arguments: str) -> Source:
 
 
 def _synthetic(
-    num_clients: int, seed: int, model_spread: float = 1.0, data_spread: float = 1.0
+    num_clients: int,
+    seed: int,
+    partition: PartitionSection,
+    client_ids: Collection[ClientId] | None,
+    model_spread: float = 1.0,
+    data_spread: float = 1.0,
 ) -> Source:
     """Synthetic(α, β) of Li et al., "Federated Optimization in Heterogeneous Networks" (2020).
 
@@ -98,6 +105,9 @@ def _synthetic(
     u_k ~ N(0, α). `model_spread` is α and `data_spread` is β, both variances, both >= 0. A tenth of
     each client's examples is for the test. As in the paper, u_k moves the scores of all classes
     alike: α changes no label, and clients label unlike because W and b are each client's own.
+
+    Of clients other than `client_ids` (None: all are wanted) only as many training examples are
+    kept as the data's own division looks at.
     """
     if not (0 <= model_spread <= _LARGEST_SPREAD and 0 <= data_spread <= _LARGEST_SPREAD):
         raise DataError(
@@ -118,7 +128,10 @@ def _synthetic(
         x = rng.normal(centre, scale, (size, dimension))
         y = np.argmax(x @ weight + bias, axis=1)
         is_test = np.arange(size) % 10 == 9
-        clients.append((x.astype(np.float32), y, np.full(size, client), is_test))
+        if client_ids is not None and client not in client_ids:
+            rows = np.flatnonzero(~is_test)[: max(1, partition.min_examples)]
+            x, y, is_test = x[rows], y[rows], is_test[rows]
+        clients.append((x.astype(np.float32), y, np.full(len(y), client), is_test))
     x, y, owners, test = map(np.concatenate, zip(*clients, strict=True))
     train_part, test_part = (
         TensorData(torch.from_numpy(x[rows]), torch.from_numpy(y[rows])) for rows in (~test, test)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .client import FederatedClient, ModelPool
-from .messages import Instruction
+from .instruction import Instruction
 from .state import STATE_LOST, ClientStates, ContextStates, DiskStates, MemoryStates
 from .strategy import FederatedStrategy
 

@@ -20,7 +20,7 @@ from ..training.evaluation import Metric
 from ..training.flat_model import FlatModel, copied
 from ..training.objective import Loss
 from .client import FederatedClient, ModelPool
-from .messages import Instruction
+from .instruction import Instruction
 from .state import ContextStates, DiskStates, MemoryStates
 
 

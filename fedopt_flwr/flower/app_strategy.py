@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Literal, Required, TypedDict, Unpack
 
 import numpy as np
@@ -17,7 +16,8 @@ from ..config.run_config import RunConfig
 from ..config.sections import FederationSection, TrainingSection
 from ..rounds.record import RoundRecord
 from ..training.flat_model import FlatModel, copied
-from .messages import Instruction, Scalar, to_arrays
+from .instruction import Instruction
+from .messages import Scalar, to_arrays
 from .strategy import FederatedStrategy
 
 Metrics = dict[str, Scalar]
@@ -93,7 +93,9 @@ class Strategy(FederatedStrategy):
             rule,
             flat,
             config,
-            template=replace(template, model="", loss=""),  # the user's apps hold them
+            template=template.model_copy(
+                update={"model": "", "loss": ""}
+            ),  # the user's apps hold them
             on_round=self._keep,
         )
 

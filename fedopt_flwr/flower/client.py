@@ -19,12 +19,13 @@ from ..algorithms import ALGORITHMS
 from ..data import ClientData
 from ..errors import FedoptError, MessageError
 from ..own_code import described
-from ..problems import unknown_name
+from ..problems import foreign_text, unknown_name
 from ..randomness import derive, kept
 from ..training.evaluation import Metric, evaluate
 from ..training.flat_model import FlatModel, is_buffer_name
 from ..training.objective import Loss, ModelObjective, batch_positions
-from .messages import NEVER, Instruction, Scalar, decode, expected_arrays, repeated
+from .instruction import Instruction
+from .messages import NEVER, Scalar, decode, expected_arrays, repeated
 from .state import ClientStates
 
 _LOG = logging.getLogger("fedopt_flwr")
@@ -83,7 +84,7 @@ class FederatedClient(NumPyClient):
             instruction = Instruction.from_config(config)
             self.prepare(instruction)
         except FedoptError as error:
-            return [], 0, {"error": str(error)}
+            return [], 0, {"error": foreign_text(error)}
         started = time.perf_counter()
         repeats = repeated(instruction.to_config())
         try:
@@ -93,7 +94,7 @@ class FederatedClient(NumPyClient):
                 arrays = [tensor.detach().cpu().numpy() for tensor in upload.values()]
         except (Exception, SystemExit) as error:
             _LOG.error("client %s, round %s", self.client_id, instruction.round, exc_info=error)
-            return [], 0, {**repeats, "error": described(error)}
+            return [], 0, {**repeats, "error": foreign_text(described(error))}
         report: dict[str, Scalar] = {
             **repeats,
             "arrays": ",".join(upload),
@@ -136,7 +137,7 @@ class FederatedClient(NumPyClient):
         if instruction.buffers == "local":
             next_state = {**next_state, **buffers}
         if next_state:
-            self._states.save(self.client_id, instruction.round, next_state)
+            self._save(instruction, next_state)
         return upload, objective.mean_loss, objective.num_steps
 
     def _state(self, rule: Algorithm, model: FlatModel, instruction: Instruction) -> ClientState:
@@ -145,11 +146,20 @@ class FederatedClient(NumPyClient):
             # copies, as the store may write to what it is given
             state |= {name: array.clone() for name, array in model.initial_buffers.items()}
         if state and instruction.state_version != NEVER:
+            initial = state
             state = dict(self._states.load(self.client_id, instruction.state_version))
-            self._states.prune(
-                self.client_id, {instruction.oldest_version, instruction.state_version}
-            )
+            if _layout(state) != _layout(initial):
+                raise MessageError(
+                    f"client {self.client_id}: its state of round {instruction.state_version} "
+                    f"holds {_layout(state)}; expected {_layout(initial)}"
+                )
         return {name: array.to(model.device) for name, array in state.items()}
+
+    def _save(self, instruction: Instruction, state: ClientState) -> None:
+        # pruned first and always: replies of a slow client may never count, and states pile up
+        needed = {instruction.oldest_version, instruction.state_version}
+        self._states.prune(self.client_id, needed)
+        self._states.save(self.client_id, instruction.round, state)
 
     def _objective(self, instruction: Instruction, model: FlatModel) -> ModelObjective:
         positions = batch_positions(
@@ -179,6 +189,10 @@ class FederatedClient(NumPyClient):
             loss, metric = evaluate(model, self.data, self._models.loss, self._models.metric)
         report: dict[str, Scalar] = {} if metric is None else {"metric": metric}
         return loss, self.data.num_examples, report
+
+
+def _layout(state: ClientState) -> dict[str, str]:
+    return {name: f"{a.dtype}, {list(a.shape)}" for name, a in sorted(state.items())}
 
 
 def _rule(name: str, hyperparameters: str) -> Algorithm:

@@ -7,15 +7,18 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from flwr.common import Code, GetPropertiesIns
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 
 from ..algorithm import ClientId
-from ..config.sections import FederationSection
+from ..config.client_ids import is_client_id
+from ..config.run_config import RunConfig
+from ..config.sections import Facts
 from ..errors import FedoptWarning, RunError
+from ..problems import foreign_text
 from ..rounds.sampling import sorted_ids
 
 _POLL_SECONDS = 0.05
@@ -26,12 +29,12 @@ _Answer = TypeVar("_Answer")
 class Members:
     """Connections by client id. Each connection is asked once for its id and example count."""
 
-    def __init__(self, federation: FederationSection, while_waiting: Callable[[], None]) -> None:
-        self._federation = federation
+    def __init__(self, config: RunConfig, while_waiting: Callable[[], None]) -> None:
+        self._federation = config.federation
+        self._most_examples = config.limits.examples
         # what a client must know before it can say how many examples it has
-        self._facts = GetPropertiesIns(
-            {"num_clients": federation.num_clients, "seed": federation.seed}
-        )
+        facts = config.federation.model_dump(include=set(Facts.model_fields))
+        self._facts = GetPropertiesIns(facts)
         self.max_workers: int | None = None  # connections asked at the same time; None: all
         self._while_waiting = while_waiting  # may raise, to end the wait
         self._ids: dict[str, ClientId] = {}  # Flower's connection id -> client id
@@ -44,38 +47,47 @@ class Members:
         """Wait until N clients are connected; ask who they are. RunError names the missing."""
         self.gather(manager, "num_clients")
         self.ids = sorted_ids(list(self._proxies))
-        if len(self.ids) != self._federation.num_clients:
-            raise RunError(
-                f"federation.num_clients: got {self._federation.num_clients}; {len(self.ids)} "
-                f"clients with different ids are connected: {self.ids}; give each its own id"
-            )
 
     def gather(self, manager: ClientManager, field: Literal["num_clients", "min_replies"]) -> None:
-        """Wait until as many clients are connected as this field says; RunError names it."""
+        """Wait until as many clients as this field says are connected and have said who they are;
+        RunError names it."""
         needed: int = getattr(self._federation, field)
         timeout = self._federation.start_timeout
         deadline = time.monotonic() + timeout
-        while manager.num_available() < needed:
+        while not self._are_here(manager, needed):
             self._while_waiting()
             if time.monotonic() > deadline:
                 self.refresh(manager)
-                missing = ""
-                if all(isinstance(i, int) for i in self._proxies):
-                    ids = [str(i) for i in self.ids or range(needed) if i not in self._proxies]
-                    missing = f", missing {', '.join(ids)}"
                 raise RunError(
                     f"federation.{field}: only {len(self._proxies)} of {needed} clients were "
                     f"connected within {timeout:g} s: {sorted(map(str, self._proxies))}"
-                    f"{missing}; start those, ask for fewer or raise federation.start_timeout"
+                    f"{self._missing(needed)}; start those, ask for fewer or raise "
+                    "federation.start_timeout"
                 )
             time.sleep(_POLL_SECONDS)
+
+    def _are_here(self, manager: ClientManager, needed: int) -> bool:
+        if manager.num_available() < needed:
+            return False
         self.refresh(manager)
+        if len(self._proxies) < needed <= len(self._ids) and not self.ids:
+            raise RunError(
+                f"federation.num_clients: got {needed}; {len(self._proxies)} clients with "
+                f"different ids are connected: {sorted_ids(list(self._proxies))}; give each its "
+                "own id"
+            )
+        return len(self._proxies) >= needed
+
+    def _missing(self, needed: int) -> str:
+        if not all(isinstance(i, int) for i in self._proxies):
+            return ""
+        ids = [str(i) for i in self.ids or range(needed) if i not in self._proxies]
+        return f", missing {foreign_text(', '.join(ids))}"
 
     def refresh(self, manager: ClientManager) -> None:
         """Ask connections that are new; forget those that are gone.
 
-        Once all N are known, one that does not say who it is counts as away, and is asked again
-        after `start_timeout`; before, it is a RunError.
+        One that does not say who it is counts as away, and is asked again after `start_timeout`.
         """
         connected = dict(manager.all())
         now = time.monotonic()
@@ -86,14 +98,13 @@ class Members:
         }
         for cid, answer in ask_all(new, self.max_workers).items():
             if isinstance(answer, Exception):
-                text = f"connection {cid}: did not tell its client id: {answer}"
-                if not self.ids:
-                    raise RunError(
-                        f"{text}; fix that client, start without it, or raise "
-                        "federation.start_timeout"
-                    )
                 self._ask_again[cid] = time.monotonic() + self._federation.start_timeout
-                warnings.warn(f"{text}; the run continues without it", FedoptWarning, stacklevel=2)
+                warnings.warn(
+                    f"connection {cid}: did not tell its client id: {foreign_text(answer)}; it "
+                    "counts as away; fix that client",
+                    FedoptWarning,
+                    stacklevel=2,
+                )
                 continue
             self._ids[cid] = answer[0]
             self.num_examples[answer[0]] = answer[1]
@@ -104,13 +115,19 @@ class Members:
         """Ask a connection for its id and number of examples; RunError if they are of no use."""
         reply = proxy.get_properties(self._facts, self._federation.start_timeout, group_id=0)
         if reply.status.code != Code.OK:
-            raise RunError(reply.status.message)
-        client_id = reply.properties.get("client_id")
-        count = reply.properties.get("num_examples")
-        if not isinstance(client_id, (int, str)) or not isinstance(count, int) or count < 1:
+            raise RunError(foreign_text(reply.status.message))
+        client_id: Any = reply.properties.get("client_id")
+        count: Any = reply.properties.get("num_examples")
+        if not is_client_id(client_id):
             raise RunError(
-                f"it answered client_id {client_id!r} and num_examples {count!r}; the id must be a "
-                "number or a name, and every client needs at least one example"
+                f"it answered client_id {foreign_text(repr(client_id), 80)}; must be a number of "
+                "at least 0, or a name"
+            )
+        if type(count) is not int or not 1 <= count <= self._most_examples:
+            raise RunError(
+                f"it answered num_examples {foreign_text(repr(count), 80)}; must be between 1 and "
+                f"limits.examples ({self._most_examples}); look at its data, or raise "
+                "limits.examples on the server"
             )
         return client_id, count
 

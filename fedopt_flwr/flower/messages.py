@@ -1,13 +1,11 @@
-"""What travels: an instruction as Flower config values, and named arrays in a fixed order."""
+"""What travels: named arrays in a fixed order, and which instruction a report answers."""
 
 from __future__ import annotations
 
-import json
+import io
 import math
 import re
-import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence, Sized
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -16,7 +14,6 @@ import torch
 from flwr.common import Parameters, ndarrays_to_parameters
 from torch import Tensor
 
-from ..config.run_config import RunConfig
 from ..errors import MessageError
 from ..problems import foreign_text
 from ..rounds.record import NOT_FINITE
@@ -29,7 +26,7 @@ Phase = Literal["start", "train", "gradient"]
 PHASE = "fedopt.phase"
 ROUND = "fedopt.round"
 _REPEATED = ("run", "round", "phase")  # of an instruction, in its report
-_PREFIX = "fedopt."
+PREFIX = "fedopt."
 # What np.save writes before a plain array. NumPy's own reader evaluates it with `ast`: strange ones
 # take it a second, and CPython before 3.11.8 and 3.12.2 loses a message when two threads use `ast`
 # (gh-106905), as one does that prints a traceback.
@@ -41,83 +38,18 @@ _HEADER = re.compile(
 )
 _LONGEST_HEADER = 1024  # bytes; plain arrays have 128
 NEVER = -1  # state version of a client whose reply was never counted
+_MOST_ARRAYS = 64  # of a message; rules have up to 5, buffers one for each dtype
+_MOST_VALUES = 256  # of a message, with a user's own
 
 
-@dataclass(frozen=True)
-class Instruction:
-    """What a client has to do in one round; each field is one Flower config value.
-
-    Keys begin with "fedopt.", so that a user's own values can travel beside them.
-    """
-
-    run: str  # the same for a run and its resumption, and for no other run
-    model: str
-    model_options: str  # JSON
-    input_shape: str  # JSON
-    num_classes: int
-    loss: str
-    seed: int
-    threads: int
-    local_steps: int  # 0: local_epochs count
-    local_epochs: int
-    batch_size: int
-    weight_decay: float
-    clip_norm: float
-    gradient_momentum: float
-    buffers: str
-    phase: Phase = "train"  # this and the rest change from round to round
-    round: int = 0
-    algorithm: str = ""
-    hyperparameters: str = "{}"  # JSON
-    arrays: str = ""  # names in the order in which they travel, joined by ","
-    state_version: int = NEVER  # the round whose client state counts
-    oldest_version: int = NEVER  # the version that the server's last checkpoint counts on
-
-    @classmethod
-    def for_run(
-        cls, config: RunConfig, model: FlatModel, input_shape: tuple[int, ...], num_classes: int
-    ) -> Instruction:
-        """Return what stays the same in all rounds, under the name of a new run."""
-        federation = config.federation
-        training = config.training
-        return cls(
-            run=uuid.uuid4().hex,
-            model=config.model.name,
-            model_options=json.dumps(config.model.options),
-            input_shape=json.dumps(input_shape),
-            num_classes=num_classes,
-            loss=config.model.loss,
-            seed=federation.seed,
-            threads=training.threads,
-            local_steps=training.local_steps or 0,
-            local_epochs=training.local_epochs or 0,
-            batch_size=training.batch_size,
-            weight_decay=training.weight_decay,
-            clip_norm=training.clip_norm,
-            gradient_momentum=training.gradient_momentum,
-            buffers=federation.buffers if model.has_buffers else "none",
+def require_few(arrays: Sized, values: Sized) -> None:
+    """Raise MessageError if a message has more parts than any of ours, before each of them becomes
+    an object, which takes 25 times the memory."""
+    if len(arrays) > _MOST_ARRAYS or len(values) > _MOST_VALUES:
+        raise MessageError(
+            f"a message of {len(arrays)} arrays and {len(values)} values; must be at most "
+            f"{_MOST_ARRAYS} and {_MOST_VALUES}"
         )
-
-    def to_config(self) -> dict[str, Scalar]:
-        return {f"{_PREFIX}{name}": value for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Instruction:
-        """Read an instruction; MessageError names the first field that is missing or foreign."""
-        known = {f.name for f in fields(cls)}
-        own = {
-            key.removeprefix(_PREFIX): value
-            for key, value in config.items()
-            if key.startswith(_PREFIX)
-        }
-        missing = known - own.keys()
-        foreign = own.keys() - known
-        if missing or foreign:
-            raise MessageError(
-                f"instruction: lacks {sorted(missing)}, has unknown {sorted(foreign)}; server and "
-                "client must run the same fedopt-flwr version"
-            )
-        return cls(**own)
 
 
 class ArraysInMemory(Parameters):
@@ -168,7 +100,10 @@ def _to_array(data: bytes) -> np.ndarray:
 @lru_cache(maxsize=64)
 def encoded_size(shape: tuple[int, ...], dtype: str) -> int:
     """Return the size in bytes of one array in Flower's encoding."""
-    return sum(map(len, ndarrays_to_parameters([np.zeros(shape, dtype)]).tensors))
+    header = io.BytesIO()
+    described = {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, described)
+    return header.tell() + np.dtype(dtype).itemsize * math.prod(shape)
 
 
 def encoded_bytes(arrays: Sequence[np.ndarray]) -> int:
@@ -178,7 +113,7 @@ def encoded_bytes(arrays: Sequence[np.ndarray]) -> int:
 
 def repeated(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a report repeats of an instruction, so that the server knows which it answers."""
-    return {key: config.get(f"{_PREFIX}{key}") for key in _REPEATED}
+    return {key: config.get(f"{PREFIX}{key}") for key in _REPEATED}
 
 
 def require_answers(report: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
@@ -211,7 +146,8 @@ def decode(
     received = names.split(",") if names else []
     if len(received) != len(arrays) or sorted(received) != sorted(expected):
         raise MessageError(
-            f"{sender}: sent {len(arrays)} arrays named {received}; expected {list(expected)}"
+            f"{sender}: sent {len(arrays)} arrays named {foreign_text(received, 200)}; expected "
+            f"{list(expected)}"
         )
     return {
         name: _checked(array, name, expected[name], sender)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flwr.common import Code, FitRes
 
 from ..algorithm import ClientId
-from ..errors import MessageError
-from ..rounds.record import NOT_FINITE, RoundRecord, Upload
+from ..errors import FedoptError, MessageError
+from ..own_code import described
+from ..problems import foreign_text
+from ..rounds.record import RoundRecord, Upload
 from ..training.flat_model import Layout, is_buffer_name
-from .messages import decode, encoded_bytes, require_answers, to_arrays
+from .instruction import Report
+from .messages import decode, encoded_bytes, require_answers, require_few, to_arrays
+
+_FEW = 8  # more arrays than expected, that a reply may hold to be told which are wrong
 
 
 def accept(
@@ -36,12 +40,15 @@ def accept(
         try:
             if not isinstance(answer, FitRes):
                 raise MessageError(str(answer))
-            upload = _checked(client_id, answer, expected[client_id], record, asked_for)
-            _require_steps(answer, (local_steps or {}).get(client_id))
-            uploads[client_id] = upload
-        except MessageError as error:
+            planned = (local_steps or {}).get(client_id)
+            uploads[client_id] = _checked(
+                client_id, answer, expected[client_id], record, asked_for, planned
+            )
+        except Exception as error:  # whatever it is, one client's answer ends nothing
+            known = isinstance(error, FedoptError)
+            text = str(error) if known else f"its reply cannot be read: {described(error)}"
             record.errors.append(
-                {"client": client_id, "phase": asked_for["phase"], "error": str(error)}
+                {"client": client_id, "phase": asked_for["phase"], "error": foreign_text(text)}
             )
     return uploads
 
@@ -52,37 +59,35 @@ def _checked(
     expected: Mapping[str, Layout],
     record: RoundRecord,
     asked_for: Mapping[str, Any],
+    planned_steps: int | None,
 ) -> Upload:
-    report: dict[str, Any] = dict(answer.metrics)
-    if answer.status.code != Code.OK or "error" in report:
-        raise MessageError(str(report.get("error", answer.status.message)))
+    if answer.status.code != Code.OK or "error" in answer.metrics:
+        raise MessageError(str(answer.metrics.get("error", answer.status.message)))
     sender = f"client {client_id}, round {record.round}"
-    require_answers(report, asked_for)
+    require_answers(answer.metrics, asked_for)
+    _require_few(answer, expected, sender)
     try:
         arrays = to_arrays(answer.parameters)
     except Exception as error:  # NumPy raises many kinds for bytes that are no array
         raise MessageError(f"{sender}: sent bytes that are no arrays: {error}") from error
-    names = str(report.get("arrays", ""))
     record.uplink_bytes += encoded_bytes(arrays)
-    record.uplink_vectors += sum(not is_buffer_name(name) for name in names.split(","))
-    tensors = decode(arrays, names, expected, sender)
-    try:
-        loss = float(report["loss"])
-        seconds = float(report["client_seconds"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise MessageError(f"{sender}: report {report} lacks loss or client_seconds") from error
-    if not (math.isfinite(loss) and math.isfinite(seconds)):
-        numbers = f"loss {loss} and client_seconds {seconds}"
-        raise MessageError(f"{sender}: reported {numbers}: {NOT_FINITE}")
-    return Upload(tensors, loss, seconds)
-
-
-def _require_steps(answer: FitRes, planned: int | None) -> None:
-    taken = answer.metrics.get("num_steps")
-    if planned is not None and taken is None:
-        raise MessageError(f"report {dict(answer.metrics)} lacks num_steps")
-    if planned is not None and taken != planned:
+    report = Report.from_metrics(answer.metrics, sender)
+    sent = set(report.arrays.split(","))
+    record.uplink_vectors += sum(n in sent and not is_buffer_name(n) for n in expected)
+    tensors = decode(arrays, report.arrays, expected, sender)
+    if planned_steps is not None and report.num_steps != planned_steps:
         raise MessageError(
-            f"took {taken!r} local steps; with the examples that it had at the start it takes "
-            f"{planned}; give it that data again"
+            f"took {report.num_steps} local steps; with the examples that it had at the start it "
+            f"takes {planned_steps}; give it that data again"
+        )
+    return Upload(tensors, report.loss, report.client_seconds)
+
+
+def _require_few(answer: FitRes, expected: Mapping[str, Layout], sender: str) -> None:
+    """Refuse many arrays before each of them is read."""
+    parameters = answer.parameters
+    require_few(parameters.tensors, answer.metrics)
+    if len(parameters.tensors) > len(expected) + _FEW:
+        raise MessageError(
+            f"{sender}: sent {len(parameters.tensors)} arrays; expected {list(expected)}"
         )

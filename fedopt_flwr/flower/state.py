@@ -7,6 +7,8 @@ client's c_i and the server's c drift apart.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from pathlib import Path
@@ -14,14 +16,16 @@ from urllib.parse import quote
 
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 
 from ..algorithm import ClientId, ClientState
+from ..config.client_ids import is_client_id
 from ..errors import MessageError
 from ..files import replacing
 
 STATE_LOST = "the client lost its state"  # in the error of such a client
+_NAME = re.compile(r"round-(0|[1-9][0-9]*)\.safetensors")
 
 
 class ClientStates(ABC):
@@ -93,7 +97,9 @@ class DiskStates(ClientStates):
     """States as files, so that a client that is killed and started again continues where it was.
 
     `directory`/client-<id>/round-<version>.safetensors; a file is whole and on the disk before it
-    has its name, so a power cut or a full disk leaves the earlier versions as they were.
+    has its name, so a power cut or a full disk leaves the earlier versions as they were. Nobody but
+    the user may read what is made here: c_i is a gradient of private data. A file holds a digest of
+    its client, version and arrays; one that is not as it was written is refused.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -102,29 +108,62 @@ class DiskStates(ClientStates):
     def _read(self, client_id: ClientId, version: int) -> ClientState:
         path = self._path(client_id, version)
         try:
-            return load_file(path)
-        except (OSError, SafetensorError) as error:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if metadata.get("digest") != _digest(client_id, version, state):
+                raise ValueError("it is not as it was written")
+        except (OSError, ValueError, SafetensorError) as error:
             raise MessageError(
                 f"client {client_id}: state of round {version} in {str(path)!r} is broken: {error}"
             ) from error
+        return state
 
     def save(self, client_id: ClientId, version: int, state: ClientState) -> None:
         path = self._path(client_id, version)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        contents = save({name: array.detach().cpu() for name, array in state.items()})
+        _make_private(path.parent)
+        for rest in path.parent.glob("*.unfinished*"):  # of a save that was killed
+            rest.unlink(missing_ok=True)
+        state = {name: array.detach().cpu() for name, array in state.items()}
+        contents = save(state, {"digest": _digest(client_id, version, state)})
         with replacing(path, durable=True) as unfinished:
+            unfinished.touch(0o600)
             unfinished.write_bytes(contents)
 
     def _drop(self, client_id: ClientId, version: int) -> None:
         self._path(client_id, version).unlink(missing_ok=True)
 
     def _path(self, client_id: ClientId, version: int) -> Path:
-        folder = f"client-{quote(str(client_id), safe='')}"
-        return self._directory / folder / f"round-{version}.safetensors"
+        """Return where a state lies, or MessageError for what could name another place."""
+        if not is_client_id(client_id) or type(version) is not int or version < 0:
+            raise MessageError(
+                f"client state: got client {client_id!r} and round {version!r}; must be an id and "
+                "a round's number"
+            )
+        folder = self._directory / f"client-{quote(str(client_id), safe='')}"
+        path = folder / f"round-{version}.safetensors"
+        if not path.resolve().is_relative_to(self._directory.resolve()):
+            raise MessageError(
+                f"client state: {str(path)!r} leads to {str(path.resolve())!r}, outside of "
+                f"{str(self._directory)!r}; remove that link"
+            )
+        return path
 
     def _versions(self, client_id: ClientId) -> list[int]:
-        found = self._path(client_id, 0).parent.glob("round-*.safetensors")
-        return sorted(int(path.stem.removeprefix("round-")) for path in found)
+        names = [path.name for path in self._path(client_id, 0).parent.glob("*")]
+        return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+
+
+def _digest(client_id: ClientId, version: int, state: ClientState) -> str:
+    of = f"{client_id!r} {version} ".encode()
+    return hashlib.sha256(of + save(state)).hexdigest()
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for the user alone."""
+    if not folder.is_dir():
+        _make_private(folder.parent)
+        folder.mkdir(0o700, exist_ok=True)
 
 
 class ContextStates(ClientStates):

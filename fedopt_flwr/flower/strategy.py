@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters, ndarrays_to_parameters
@@ -16,16 +15,16 @@ from torch import Tensor
 from ..algorithm import Algorithm, ClientId, Plan, ServerState
 from ..config.run_config import RunConfig
 from ..errors import RunError
-from ..rounds.participation import Participation, make_plan
+from ..rounds.participation import Participation, make_plan, warn_of_one_weight
 from ..rounds.record import TOO_FEW, RoundRecord, Snapshot, Upload
 from ..rounds.schedules import changed_numbers, scheduled
 from ..training.evaluation import Evaluation
 from ..training.flat_model import FlatModel, average_buffers, is_buffer_name
+from .instruction import Instruction
 from .members import Members, ask_all
 from .messages import (
     NEVER,
     ArraysInMemory,
-    Instruction,
     Phase,
     Scalar,
     encode,
@@ -67,13 +66,13 @@ class FederatedStrategy(Strategy):
         self._rule_of_round = rule  # with the step sizes of the current round
         self.model = model
         self._config = config
-        self._template = replace(template, run=resume.run) if resume else template
+        self._template = template.model_copy(update={"run": resume.run}) if resume else template
         self._evaluate = evaluate
         self._on_start = on_start
         self._on_round = on_round
         self._in_memory = in_memory
         self._resume = resume
-        self.members = Members(config.federation, while_waiting)
+        self.members = Members(config, while_waiting)
         self._buffers: dict[str, Tensor] = dict(resume.buffers if resume else {})
         self._averages_buffers = config.federation.buffers == "average" and model.has_buffers
         self.versions: dict[ClientId, int] = dict(resume.versions if resume else {})
@@ -113,6 +112,7 @@ class FederatedStrategy(Strategy):
         self.members.discover(client_manager)
         sizes = {i: self.members.num_examples[i] for i in self.members.ids}
         plan = make_plan(self.rule, self._config, sizes)
+        warn_of_one_weight(plan)
         self.rule = self.rule.resolve(plan)
         self._rule_of_round = self.rule
         self._participation = Participation(self.rule, self._config.federation, plan)
@@ -187,29 +187,30 @@ class FederatedStrategy(Strategy):
         names, parameters = encode(arrays, in_memory=self._in_memory)
         self.record.downlink_bytes += len(ids) * encoded_bytes(to_arrays(parameters))
         self.record.downlink_vectors += len(ids) * sum(not is_buffer_name(n) for n in arrays)
-        instruction = replace(
-            self._template,
-            phase=phase,
-            round=self.record.round,
-            algorithm=self.rule.name,
-            arrays=names,
-        )
+        changes: dict[str, Scalar] = {
+            "phase": phase,
+            "round": self.record.round,
+            "algorithm": self.rule.name,
+            "arrays": names,
+        }
         if phase == "start" and self.rule.start_batches is not None:
-            instruction = replace(instruction, local_steps=self.rule.start_batches, local_epochs=0)
+            changes |= {"local_steps": self.rule.start_batches, "local_epochs": 0}
         beside = self.extra_config(self.record.round)
         instructions = []
         for client_id in ids:
             version = self.versions.get(client_id, NEVER)
             durable = self._durable_versions.get(client_id, version)
-            own = replace(
-                instruction,
-                hyperparameters=self._rule_of(client_id).model_dump_json(),
-                state_version=version,
-                oldest_version=durable,
-            ).to_config()
+            own = changes | {
+                "hyperparameters": self._rule_of(client_id).model_dump_json(),
+                "state_version": version,
+                "oldest_version": durable,
+            }
+            instruction = self._template.model_copy(update=own)
             proxy = self.members.connected(client_id)
             if proxy is not None:
-                instructions.append((proxy, FitIns(parameters, {**beside, **own})))
+                instructions.append(
+                    (proxy, FitIns(parameters, {**beside, **instruction.to_config()}))
+                )
         return instructions
 
     def aggregate_fit(

@@ -27,6 +27,7 @@ from .sampling import (
     sample_weighted,
 )
 
+_NEARLY_ALL = 0.9  # of the weight of all clients
 CLUSTERS = "clusters"  # among the server's vectors: a label for each client
 
 
@@ -47,6 +48,20 @@ def make_plan(rule: Algorithm, config: RunConfig, num_examples: Mapping[ClientId
         importance=importances(num_examples, federation.weighting or rule.weighting),
         constant_rates=config.schedule.is_constant,
     )
+
+
+def warn_of_one_weight(plan: Plan) -> None:
+    """Warn if one of several clients decides nearly alone: as many examples are easily claimed."""
+    for client_id, share in plan.importance.items():
+        if share > _NEARLY_ALL and plan.num_clients > 1:
+            warnings.warn(
+                f"client {client_id}: holds {share:.1%} of all weight, with "
+                f"{plan.num_examples[client_id]} examples by its own account; the others hardly "
+                "count; check that client, lower limits.examples or set federation.weighting = "
+                "'uniform'",
+                FedoptWarning,
+                stacklevel=2,
+            )
 
 
 class Participation:

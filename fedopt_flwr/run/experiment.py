@@ -14,8 +14,7 @@ from ..algorithm import ClientId
 from ..config.run_config import RunConfig
 from ..data import ClientData, FederatedData, fingerprint, load_federated_data, require_examples
 from ..errors import ConfigError, FedoptError, FedoptWarning, RunError
-from ..flower import ModelPool
-from ..flower.messages import Instruction
+from ..flower import Instruction, ModelPool
 from ..models import find_model, make_model, seeded_module
 from ..own_code import described, file_digest, function_of, is_import_path
 from ..problems import about, collected, raise_together

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,15 +22,16 @@ from ..data import ClientData, load_client_data
 from ..engines.common import keep_freed_memory
 from ..engines.stream import ServerAddress, StreamClient
 from ..errors import FedoptError, MessageError
-from ..flower import ClientStates, DiskStates, FederatedClient, ModelPool
-from ..flower.messages import Instruction, Scalar
+from ..flower import ClientStates, DiskStates, FederatedClient, Instruction, ModelPool
+from ..flower.messages import Scalar
 from ..models import make_model
 from ..own_code import is_import_path
-from ..problems import validation_problems
+from ..problems import foreign_text, validation_problems
 from ..training.devices import pick_device
 from ..training.dry_run import try_training
 from ..training.evaluation import named_loss
 from ..training.flat_model import FlatModel
+from .limits import bounded_module, require_clients, require_work
 
 _GRACE_SECONDS = 5.0
 
@@ -61,6 +63,7 @@ class ClientHost:
         except ValidationError as error:
             problems = "; ".join(validation_problems(error, Facts))
             raise MessageError(f"what the server says of the federation: {problems}") from None
+        require_clients(config, wanted)
         with self._lock:
             if wanted != self._facts:
                 loaded = load_client_data(config.data, wanted, self._ids, config.import_folders)
@@ -68,8 +71,10 @@ class ClientHost:
                 self._facts = wanted
             return self._data[client_id]
 
-    def pool(self, instruction: Instruction) -> ModelPool:
-        """Return the model that an instruction asks for; the same one for all of a run."""
+    def pool(self, instruction: Instruction, num_examples: int) -> ModelPool:
+        """Return the model that an instruction asks for, the same one for all of a run, if this
+        process lets a client of so many examples do that work."""
+        require_work(self._config, instruction, num_examples)
         with self._lock:
             if self._pool is None or self._pool[0] != instruction.run:
                 self._pool = (instruction.run, self._make_pool(instruction))
@@ -87,7 +92,8 @@ class ClientHost:
                     f"model.{key}: the server asks for {asked!r}; this client is configured with "
                     f"{here!r}, and no other code is imported; make the two equal"
                 )
-        module = make_model(
+        make = partial(
+            make_model,
             instruction.model,
             json.loads(instruction.model_options),
             input_shape=tuple(json.loads(instruction.input_shape)),
@@ -95,7 +101,7 @@ class ClientHost:
             seed=instruction.seed,
             folders=folders,
         )
-        model = FlatModel(module, self._device)
+        model = FlatModel(bounded_module(self._config, instruction, make), self._device)
         loss = named_loss(instruction.loss, folders)
         # a client that fails here fails in its rounds, as in a simulation; others may train
         try_training(model, loss, self._data, instruction.batch_size, are_all=False)
@@ -117,13 +123,18 @@ class HostedClient(FederatedClient):
         self._facts: dict[str, Scalar] = {}
 
     def get_properties(self, config: dict[str, Scalar]) -> dict[str, Scalar]:
+        if config.keys() != Facts.model_fields.keys():
+            raise MessageError(
+                f"what the server says of the federation: got {foreign_text(sorted(config), 200)}; "
+                f"must be {sorted(Facts.model_fields)}; both must run the same version"
+            )
         self._facts = dict(config)
         self.data = self._host.data(self.client_id, self._facts)
         return super().get_properties(config)
 
     def prepare(self, instruction: Instruction) -> None:
         self.data = self._host.data(self.client_id, self._facts)
-        self._models = self._host.pool(instruction)
+        self._models = self._host.pool(instruction, self.data.num_examples)
         self._states = self._states_of(instruction.run)
 
 

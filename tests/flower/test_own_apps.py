@@ -29,6 +29,7 @@ from fedopt_flwr.algorithms import ALGORITHMS, FedAvg
 from fedopt_flwr.data import as_client_data, from_datasets
 from fedopt_flwr.engines.in_process import run_in_process
 from fedopt_flwr.engines.pairs import ForeignProxy, run_pair
+from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.flower import FederatedStrategy, MemoryStates
 from fedopt_flwr.flower.app_client import Client
 from fedopt_flwr.rounds.record import RoundRecord
@@ -377,7 +378,7 @@ class Mute(ForeignProxy):
 
 
 @pytest.mark.filterwarnings("ignore:connection mute")
-def test_a_connection_that_does_not_introduce_itself_ends_no_run_that_has_begun() -> None:
+def test_a_connection_that_does_not_introduce_itself_counts_as_away() -> None:
     manager, mute = SimpleClientManager(), Mute()
     for number, member in enumerate(make_clients(clients.FedAvgClient, contexts())):
         manager.register(ForeignProxy(str(number), member.to_client()))
@@ -396,6 +397,10 @@ def test_a_connection_that_does_not_introduce_itself_ends_no_run_that_has_begun(
 
     again = SimpleClientManager()
     again.register(mute)
-    server = Server(client_manager=again, strategy=strategies.FedAvg(linear_model(), **SIZES_OF_1))
-    with pytest.raises(RunError, match="did not tell its client id: the node went away; fix"):
+    strategy = strategies.FedAvg(linear_model(), **SIZES_OF_1, start_timeout=1.0)
+    server = Server(client_manager=again, strategy=strategy)
+    with (
+        pytest.warns(FedoptWarning, match="did not tell its client id: the node went away; it"),
+        pytest.raises(RunError, match=r"only 0 of 1 clients were connected .* missing 0; start"),
+    ):
         server.fit(1, None)

@@ -113,7 +113,7 @@ def norm_model() -> torch.nn.Module:
         (lambda a, n, r: ([*a, a[0]], n, r), "sent 3 arrays named"),
         (lambda a, n, r: (a, n, {**r, "arrays": "delta,other"}), "'other'"),
         (lambda a, n, r: (a, n, {"arrays": r["arrays"]}), "report is for run None"),
-        (lambda a, n, r: (a, n, {**r, "loss": "none"}), "lacks loss or client_seconds"),
+        (lambda a, n, r: (a, n, {**r, "loss": "none"}), "report: loss: got 'none'; should be"),
         (lambda a, n, r: (a, n, {**r, "loss": float("nan")}), "reported loss nan"),
         (lambda a, n, r: 1 / 0, "ZeroDivisionError: division by zero"),
     ],

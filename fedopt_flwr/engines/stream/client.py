@@ -36,7 +36,7 @@ from flwr.proto.transport_pb2_grpc import FlowerServiceStub
 
 from ...algorithm import ClientId
 from ...errors import ConfigError, FedoptError, RunError
-from ...flower.messages import ROUND, to_arrays
+from ...flower.messages import ROUND, require_few, to_arrays
 from ...randomness import derive
 from .protocol import (
     CLAIM,
@@ -190,6 +190,7 @@ class StreamClient:
 
     def _introduce(self, message: ServerMessage) -> GetPropertiesRes:
         try:
+            require_few((), message.get_properties_ins.config)
             config = get_properties_ins_from_proto(message.get_properties_ins).config
             return GetPropertiesRes(_OK, self._client.get_properties(config))
         except Exception as error:
@@ -200,6 +201,7 @@ class StreamClient:
 
     def _fit(self, message: ServerMessage) -> FitRes:
         try:
+            require_few(message.fit_ins.parameters.tensors, message.fit_ins.config)
             ins = fit_ins_from_proto(message.fit_ins)
             arrays, count, report = self._client.fit(to_arrays(ins.parameters), ins.config)
             result = FitRes(_OK, ndarrays_to_parameters(arrays), count, report)

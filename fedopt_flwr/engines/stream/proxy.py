@@ -35,7 +35,8 @@ from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import (
 
 from ...algorithm import ClientId
 from ...flower import STATE_LOST
-from ...flower.messages import ROUND
+from ...flower.messages import ROUND, require_few
+from ...problems import foreign_text
 from ..common import NeverAsked
 from .roster import Roster
 
@@ -121,6 +122,7 @@ class StreamProxy(NeverAsked, ClientProxy):
         if self._properties is None:
             message = ServerMessage(get_properties_ins=get_properties_ins_to_proto(ins))
             answer = self._request(message.SerializeToString(), timeout)
+            require_few((), answer.get_properties_res.properties)
             self._properties = get_properties_res_from_proto(answer.get_properties_res)
         return self._properties
 
@@ -130,12 +132,13 @@ class StreamProxy(NeverAsked, ClientProxy):
         self._roster.asked(client_id, int(ins.config[ROUND]))
         try:
             answer = self._request(self._arrays.message(ins), timeout)
+            require_few(answer.fit_res.parameters.tensors, answer.fit_res.metrics)
             result = fit_res_from_proto(answer.fit_res)
         except GrpcBridgeClosed:
             result = _failed(_loss(time.monotonic() - started, timeout))
         except Exception as error:  # the library of protocol buffers and Flower raise many kinds
             result = _failed(f"sent a message that cannot be read: {error}")
-        note = str(result.metrics.get("error", "")) or result.status.message
+        note = foreign_text(result.metrics.get("error", "")) or foreign_text(result.status.message)
         self.seat.has_lost_state = STATE_LOST in note
         self._roster.answered(client_id, time.monotonic() - started, note)
         return result

@@ -1,0 +1,301 @@
+"""What a hostile peer says over a real socket ends nothing, and is that peer's failure alone."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import grpc
+import numpy as np
+import pytest
+from flwr.common import Code, FitIns, GetPropertiesIns, GetPropertiesRes, Status
+from flwr.common import ndarrays_to_parameters as to_parameters
+from flwr.common.serde import (
+    fit_ins_to_proto,
+    fit_res_from_proto,
+    get_properties_ins_to_proto,
+    get_properties_res_from_proto,
+    get_properties_res_to_proto,
+)
+from flwr.proto.transport_pb2 import ClientMessage, ServerMessage
+from streams import ClientThread, ServerThread, hosted_clients, make_config
+
+from fedopt_flwr import RunConfig
+from fedopt_flwr.algorithm import Plan
+from fedopt_flwr.data import load_test_data
+from fedopt_flwr.engines.stream import ServerAddress, StreamClient
+from fedopt_flwr.engines.stream.protocol import SERVICE
+from fedopt_flwr.run.experiment import Experiment
+from fedopt_flwr.run.hosts import ClientHost, HostedClient, states_in
+
+PATIENCE = 60.0
+FACTS = {"num_clients": 3, "seed": 0}
+
+
+class Liar(StreamClient):
+    """The real client, whose messages are changed before they leave."""
+
+    change: Callable[[ClientMessage, ServerMessage], None]
+
+    def _answer(self, message: ServerMessage) -> ClientMessage:
+        answer = super()._answer(message)
+        type(self).change(answer, message)
+        return answer
+
+
+def start_liar(server: ServerThread, state: Path, change: Callable[..., None]) -> StreamClient:
+    kind = type("Liar", (Liar,), {"change": staticmethod(change)})
+    host = HostedClient(1, ClientHost(server.config, [1]), states_in(state))
+    liar = kind(1, host, ServerAddress(f"localhost:{server.port}", None, 5), lambda text: None)
+    threading.Thread(target=liar.run, daemon=True).start()
+    return liar
+
+
+def in_round_2(change: Callable[[Any], None]) -> Callable[..., None]:
+    def changed(answer: ClientMessage, asked: ServerMessage) -> None:
+        if asked.fit_ins.config["fedopt.round"].sint64 == 2:
+            change(answer.fit_res)
+
+    return changed
+
+
+def says(reply: Any, key: str, text: str) -> None:
+    reply.metrics[key].string = text
+
+
+LIES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "in memory": (
+        lambda r: (
+            setattr(r.parameters, "tensor_type", "memory"),
+            r.parameters.tensors.append(b""),
+        ),
+        "sent bytes that are no arrays",
+    ),
+    "a few arrays too many": (
+        lambda r: r.parameters.tensors.extend([b""] * 11),
+        "sent 13 arrays; expected ['delta', 'control_variate_change']",
+    ),
+    "many arrays": (lambda r: r.parameters.tensors.extend([b""] * 9999), "message of 10001 arrays"),
+    "many values": (
+        lambda r: [says(r, f"key {i}", "") for i in range(9999)],
+        "2 arrays and 10006 values; must be at most 64 and 256",
+    ),
+    "a long name": (lambda r: says(r, "arrays", "," * 10**6), "holds a text of 1000000 characters"),
+    "names": (lambda r: says(r, "arrays", "x," * 2000), "expected ['delta', 'control_variate_"),
+    "an error": (lambda r: says(r, "error", "\x1b[2J\n" + "x" * 10**6), r"\x1b[2J\nxxx"),
+    "a status": (
+        lambda r: (setattr(r.status, "code", 2), setattr(r.status, "message", "y\n" * 10**6)),
+        r"y\ny\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_message_that_lies_is_one_failure_of_its_client(tmp_path: Path, lie: str) -> None:
+    change, text = LIES[lie]
+    with ServerThread(make_config()) as server:
+        hosted_clients(server, [0, 2], tmp_path)
+        start_liar(server, tmp_path, in_round_2(change))
+        server.result()
+    assert [(r.round, r.failures) for r in server.records] == [(0, 0), (1, 0), (2, 1), (3, 0)]
+    ((_, client, error),) = server.errors
+    assert client == 1
+    assert text in error
+    assert len(error) <= 500
+    assert server.records[2].uplink_vectors <= 6
+    note = server.roster.clients()[1].note
+    assert len(note) <= 500
+    assert note.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("properties", "text"),
+    [
+        ({"client_id": 1.0, "num_examples": 5}, "answered client_id 1.0; must be a number"),
+        ({"client_id": True, "num_examples": 5}, "answered client_id True; must be a number"),
+        ({"client_id": -1, "num_examples": 5}, "answered client_id -1; must be a number"),
+        ({"client_id": "1", "num_examples": 5}, "answered client_id '1'; must be a number"),
+        ({"client_id": "w\x1b3", "num_examples": 5}, r"answered client_id 'w\x1b3'; must be"),
+        ({"client_id": 1, "num_examples": True}, "answered num_examples True; must be between 1"),
+        ({"client_id": 1, "num_examples": 1.5}, "answered num_examples 1.5; must be between 1"),
+        ({"client_id": 1, "num_examples": 0}, "answered num_examples 0; must be between 1"),
+        ({"client_id": 1, "num_examples": 2**62}, "limits.examples (10000000); look at its data"),
+        ({f"key {i}": 1 for i in range(999)}, "a message of 0 arrays and 999 values"),
+    ],
+)
+def test_an_introduction_that_lies_costs_its_connection_alone(
+    tmp_path: Path, properties: dict[str, Any], text: str
+) -> None:
+    facts = GetPropertiesRes(Status(Code.OK, ""), properties)
+
+    def change(answer: ClientMessage, asked: ServerMessage) -> None:
+        if asked.WhichOneof("msg") == "get_properties_ins":
+            answer.get_properties_res.CopyFrom(get_properties_res_to_proto(facts))
+
+    with ServerThread(make_config("fedavg", num_rounds=1)) as server:
+        liar = start_liar(server, tmp_path, change)
+        assert text in server.said.wait_for("client 1: refused")
+        liar.stop()
+        hosted_clients(server, [0, 1, 2], tmp_path)
+        assert server.result().rounds[-1].clients == [0, 1, 2]
+
+
+class HostileServer:
+    """Says to whoever joins what a test puts in, and returns the answer."""
+
+    def __init__(self) -> None:
+        self._questions: queue.SimpleQueue[ServerMessage | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[ClientMessage] = queue.SimpleQueue()
+        join = grpc.stream_stream_rpc_method_handler(
+            self._join, ClientMessage.FromString, ServerMessage.SerializeToString
+        )
+        handler = grpc.method_handlers_generic_handler(SERVICE, {"Join": join})
+        self._server = grpc.server(futures.ThreadPoolExecutor(2), handlers=(handler,))
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._questions.put(None)
+        self._server.stop(None)
+
+    def _join(self, answers: Iterator[ClientMessage], _: Any) -> Iterator[ServerMessage]:
+        for question in iter(self._questions.get, None):
+            yield question
+            self._answers.put(next(answers))
+
+    def _ask(self, question: ServerMessage) -> ClientMessage:
+        self._questions.put(question)
+        return self._answers.get(timeout=PATIENCE)
+
+    def ask_facts(self, facts: dict[str, Any]) -> GetPropertiesRes:
+        proto = get_properties_ins_to_proto(GetPropertiesIns(facts))
+        answer = self._ask(ServerMessage(get_properties_ins=proto))
+        return get_properties_res_from_proto(answer.get_properties_res)
+
+    def ask(self, ins: FitIns) -> str:
+        """Return what the client says went wrong."""
+        answer = self._ask(ServerMessage(fit_ins=fit_ins_to_proto(ins)))
+        result = fit_res_from_proto(answer.fit_res)
+        return str(result.metrics.get("error", result.status.message))
+
+
+class Stage:
+    """A client and the instruction that an honest server would send it."""
+
+    def __init__(self, server: HostileServer, folder: Path, **sections: Any) -> None:
+        self.config = RunConfig(**{**make_config(), "model": {"name": "mlp"}, **sections})
+        self._server, self.state = server, folder / "state"
+        world = SimpleNamespace(config=self.config, port=server.port)
+        self.client = ClientThread(world, 0, self.state)  # type: ignore[arg-type]
+
+    def instruct(self) -> None:
+        assert self._server.ask_facts(FACTS).status.code == Code.OK
+        experiment = Experiment(self.config, data=load_test_data(self.config))
+        same = [dict.fromkeys(range(3), value) for value in (10, 2, 1 / 3)]
+        rule = experiment.rule.resolve(Plan(3, 3, 3, *same))
+        own = {"algorithm": "padamfed", "hyperparameters": rule.model_dump_json(), "round": 1}
+        own |= {"arrays": "model,direction"}
+        config = experiment.template().to_config()
+        self._ins = config | {f"fedopt.{key}": value for key, value in own.items()}
+        self._arrays = to_parameters([np.zeros(experiment.model.size, np.float32)] * 2)
+
+    def ask(self, **changes: Any) -> str:
+        own = {f"fedopt.{key}": value for key, value in changes.items()}
+        return self._server.ask(FitIns(self._arrays, self._ins | own))
+
+
+def test_a_hostile_server_touches_no_file_but_those_of_its_run(tmp_path: Path) -> None:
+    with HostileServer() as server:
+        stage = Stage(server, tmp_path)
+        stage.instruct()
+        assert stage.ask() == ""
+        before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+        (file,) = before
+        mode = [oct(p.stat().st_mode & 0o777) for p in (file, *file.parents[:3])]
+        assert mode == ["0o600", "0o700", "0o700", "0o700"]
+        run = file.parts[-3].removeprefix("run-")
+        for field, value in (
+            ("run", "a/../../../outside"),
+            ("run", f"b/../run-{run}"),
+            ("run", ""),
+            ("run", f"{run}\n"),
+            ("round", "x/../../../planted"),
+            ("round", -7),
+            ("round", 1.5),
+            ("round", 2**62),
+            ("state_version", "x/../../../private"),
+            ("state_version", -2),
+            ("oldest_version", True),
+        ):
+            assert f"instruction: {field}: got {value!r}; " in stage.ask(**{field: value})
+        assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+        stage.client.stream.stop()
+
+
+def test_states_of_replies_that_never_count_do_not_pile_up(tmp_path: Path) -> None:
+    with HostileServer() as server:
+        stage = Stage(server, tmp_path)
+        stage.instruct()
+        for number in range(1, 6):
+            assert stage.ask(round=number) == ""
+        (file,) = stage.state.rglob("*.safetensors")
+        assert file.name == "round-5.safetensors"
+        assert "state of round 3 is asked for; has [5]" in stage.ask(round=6, state_version=3)
+        stage.client.stream.stop()
+
+
+def test_a_client_does_no_more_work_than_it_lets_a_server_ask(tmp_path: Path) -> None:
+    limits = {"threads": 2, "local_steps": 50, "parameters": 20_000}
+    with HostileServer() as server:
+        stage = Stage(server, tmp_path, limits=limits)
+        stage.instruct()
+        assert stage.ask(threads=2, local_steps=50) == ""
+        error = stage.ask(threads=3)
+        assert "asks for threads = 3; this client allows 2; raise limits.threads" in error
+        assert "local_steps = 51; this client allows 50" in stage.ask(local_steps=51)
+        assert "local_steps = " in stage.ask(local_steps=0, local_epochs=10**9)
+        options = {"run": "f" * 32, "model_options": '{"hidden": [400000, 400000]}'}
+        assert "parameters = 160" in stage.ask(**options)
+        assert "allows 20000; raise limits.parameters" in stage.ask(**options)
+        assert "threads: got 3000; should be less" in stage.ask(threads=3000)
+        stage.client.stream.stop()
+
+
+def test_half_of_the_memory_is_the_limit_of_parameters_unless_it_is_set(tmp_path: Path) -> None:
+    with HostileServer() as server:
+        stage = Stage(server, tmp_path)
+        stage.instruct()
+        error = stage.ask(model_options='{"hidden": [2000000, 2000000]}')  # 16 TB
+        assert "parameters = 4000152000010" in error
+        stage.client.stream.stop()
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({}, r"got \[\]; must be \['num_clients', 'seed'\]"),
+        ({"num_clients": 3}, r"got \['num_clients'\]; must be"),
+        ({**FACTS, "start_timeout": 1e300}, "'start_timeout'.; must be"),
+        ({**FACTS, "seed": -1}, "seed: got -1"),
+        ({**FACTS, "num_clients": 3.0}, "num_clients: got 3.0"),
+        ({**FACTS, "num_clients": 10**7}, "num_clients = 10000000; this client allows 100000"),
+    ],
+)
+def test_a_client_believes_two_facts_of_the_federation_within_their_ranges(
+    tmp_path: Path, facts: dict[str, Any], text: str
+) -> None:
+    with HostileServer() as server:
+        stage = Stage(server, tmp_path, data={"name": "synthetic"})
+        answer = server.ask_facts(facts)
+        assert answer.status.code != Code.OK
+        with pytest.raises(AssertionError, match=text):
+            raise AssertionError(answer.status.message)
+        stage.client.stream.stop()
