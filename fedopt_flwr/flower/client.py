@@ -146,9 +146,7 @@ class FederatedClient(NumPyClient):
             state |= {name: array.clone() for name, array in model.initial_buffers.items()}
         if state and instruction.state_version != NEVER:
             state = dict(self._states.load(self.client_id, instruction.state_version))
-            self._states.prune(
-                self.client_id, {instruction.oldest_version, instruction.state_version}
-            )
+            self._states.prune(self.client_id, instruction.kept_versions)
         return {name: array.to(model.device) for name, array in state.items()}
 
     def _objective(self, instruction: Instruction, model: FlatModel) -> ModelObjective:

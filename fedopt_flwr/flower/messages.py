@@ -71,7 +71,8 @@ class Instruction:
     hyperparameters: str = "{}"  # JSON
     arrays: str = ""  # names in the order in which they travel, joined by ","
     state_version: int = NEVER  # the round whose client state counts
-    oldest_version: int = NEVER  # the version that the server's last checkpoint counts on
+    oldest_version: int = NEVER  # on which the oldest of the server's checkpoints counts
+    middle_versions: str = ""  # on which those since then count, joined by ","
 
     @classmethod
     def for_run(
@@ -97,6 +98,12 @@ class Instruction:
             gradient_momentum=training.gradient_momentum,
             buffers=federation.buffers if model.has_buffers else "none",
         )
+
+    @property
+    def kept_versions(self) -> set[int]:
+        """Versions that the server may still ask for."""
+        middle = self.middle_versions.split(",") if self.middle_versions else []
+        return {self.state_version, self.oldest_version, *map(int, middle)}
 
     def to_config(self) -> dict[str, Scalar]:
         return {f"{_PREFIX}{name}": value for name, value in asdict(self).items()}

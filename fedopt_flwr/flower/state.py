@@ -112,8 +112,8 @@ class DiskStates(ClientStates):
         path = self._path(client_id, version)
         path.parent.mkdir(parents=True, exist_ok=True)
         contents = save({name: array.detach().cpu() for name, array in state.items()})
-        with replacing(path, durable=True) as unfinished:
-            unfinished.write_bytes(contents)
+        with replacing(path, durable=True, private=True) as file:
+            file.write(contents)
 
     def _drop(self, client_id: ClientId, version: int) -> None:
         self._path(client_id, version).unlink(missing_ok=True)
