@@ -268,22 +268,18 @@ def test_others_may_read_results_and_no_states(tmp_path: Path) -> None:
     assert list(modes.values()) == [0o600, 0o644, 0o644, 0o644], modes
 
 
-# Writes a checkpoint of round 9 over those of a run, and is killed before the N-th operation on a
-# file, or when half of what it writes is written.
-WRITER = """
-import io, os, signal, sys
+# Adds a checkpoint of round 9 to those of a run, again and again, in processes of which the N-th is
+# killed before its N-th operation on a file; half of what is written counts as one.
+WRITERS = """
+import io, os, shutil, signal, sys
 from dataclasses import replace
 from pathlib import Path
 from fedopt_flwr.run.directory import RunDirectory
-import fedopt_flwr.files as files
+import fedopt_flwr.files
 
-run, left = Path(sys.argv[1]), int(sys.argv[2])
-directory = RunDirectory(run)
-checkpoint = directory.read_checkpoint()
-later = replace(checkpoint, server=replace(checkpoint.server, round=9))
-directory.reopen(range(checkpoint.server.round + 1))
+left = 0
 
-def count(*_):
+def count():
     global left
     left -= 1
     if left == 0:
@@ -300,13 +296,31 @@ class Halves(io.FileIO):
 def counted(real):
     return lambda *arguments: (count(), real(*arguments))[1]
 
-os.fsync = counted(os.fsync)
-os.close = counted(os.close)
-os.fdopen = lambda handle, mode: Halves(handle, mode)
-EVENTS = {"open", "os.rename", "os.remove", "os.listdir", "os.scandir"}
-sys.addaudithook(lambda event, arguments: event in EVENTS and count())
-directory.write_checkpoint(later, 3)
-print("left", left)
+def write(run, number):
+    global left
+    directory = RunDirectory(run)
+    checkpoint = directory.read_checkpoint()
+    directory.reopen(range(checkpoint.server.round + 1))
+    left = number
+    os.fsync, os.close = counted(os.fsync), counted(os.close)
+    os.fdopen = lambda handle, mode: Halves(handle, mode)
+    events = {"open", "os.rename", "os.remove", "os.listdir", "os.scandir"}
+    sys.addaudithook(lambda event, arguments: event in events and count())
+    later = replace(checkpoint, server=replace(checkpoint.server, round=9))
+    directory.write_checkpoint(later, 3)
+
+run, copies = map(Path, sys.argv[1:])
+number, status = 0, signal.SIGKILL
+while status == signal.SIGKILL:
+    number += 1
+    copy = copies / f"{number:03}"
+    shutil.copytree(run, copy)
+    child = os.fork()
+    if child == 0:
+        write(copy, number)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+sys.exit(status != 0)
 """
 
 
@@ -314,25 +328,22 @@ print("left", left)
 def test_a_writer_that_is_killed_before_any_operation_leaves_whole_checkpoints(
     run: Path, tmp_path: Path
 ) -> None:
-    for other in ("4", "6"):
-        assert (run / f"checkpoint-00000{other}.safetensors").exists()
-    killed, number = [], 0
-    while True:
-        number += 1
-        copy = tmp_path / "copy"
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(run, copy)
-        done = subprocess.run(
-            [sys.executable, "-c", WRITER, str(copy), str(number)], capture_output=True, text=True
-        )
+    copies = tmp_path / "copies"
+    arguments = [sys.executable, "-c", WRITERS, str(run), str(copies)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    newest = []
+    for copy in sorted(copies.iterdir()):
         for file in copy.glob("checkpoint-*.safetensors"):
             read_sealed(file)
-        killed.append(RunDirectory(copy).read_checkpoint().server.round)
-        if done.returncode == 0:
-            break
-        assert done.returncode == -9, done.stderr
-    assert killed == sorted(killed)  # the old one, then the new one
-    assert killed.count(8) > 5
-    assert killed.count(9) > 3
+        newest.append(RunDirectory(copy).read_checkpoint().server.round)
+    assert newest == sorted(newest)  # the old one, then the new one
+    assert newest.count(8) > 8
+    assert newest.count(9) > 3
+    assert any(list(copy.glob("*.unfinished")) for copy in copies.iterdir())
     assert rounds_kept(copy) == [6, 8, 9]
-    assert not list(copy.glob("*.unfinished"))
+    for stopped in copies.iterdir():
+        directory = RunDirectory(stopped)
+        directory.reopen(range(9))
+        directory.close()
+        assert not list(stopped.glob("*.unfinished"))
