@@ -1,40 +1,110 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and that show whether a bit of them changed."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-from collections.abc import Iterator
+import re
+import secrets
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+# a file of its own, in no place to which somebody laid a link
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_NEW |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+_REST = re.compile(r".*\.[0-9a-f]{16}\.unfinished", re.DOTALL)
+
+SEAL = "sha256"  # the key of a file's own digest among its metadata
+_UNSEALED = "0" * 64
+_SEAL = re.compile(rb'"%b":"([0-9a-f]{64})"' % SEAL.encode())  # in no text: quotes there have a \
+_LONGEST_HEADER = 100_000_000  # bytes, of any safetensors file
 
 
 @contextlib.contextmanager
-def replacing(target: Path, *, durable: bool = False) -> Iterator[Path]:
-    """Give a path to write to, which takes the place of `target` at the end, or is removed.
+def replacing(target: Path, *, durable: bool = False, private: bool = False) -> Iterator[BinaryIO]:
+    """Give a file to write to, which takes the place of `target` at the end, or is removed.
 
     With `durable` the contents are on the disk before they have their name, and the name before
-    this returns, so that a power cut leaves either the old file or the new one.
+    this returns, so that a power cut leaves either the old file or the new one. With `private`
+    nobody else on the machine may read it.
     """
-    unfinished = target.with_name(target.name + ".unfinished")
+    unfinished = target.with_name(f"{target.name}.{secrets.token_hex(8)}.unfinished")
+    handle = os.open(unfinished, _NEW, 0o600 if private else 0o666)
     try:
-        yield unfinished
-        if durable:
-            _to_disk(unfinished)
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(unfinished, target)
     except BaseException:  # Ctrl-C too
         unfinished.unlink(missing_ok=True)
         raise
-    if durable:
+    if durable and os.name != "nt":  # where a folder cannot be opened
         with contextlib.suppress(OSError):  # not every file system can do that to a folder
             _to_disk(target.parent)
 
 
-def _to_disk(path: Path) -> None:
-    """Have the system write a file or folder now."""
-    if os.name == "nt" and path.is_dir():  # which cannot be opened there
-        return
-    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+def remove_rests(folder: Path) -> None:
+    """Remove what `replacing` left in a folder when its process was killed; nobody else may be
+    writing there."""
+    for path in folder.iterdir():
+        if _REST.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+def _to_disk(folder: Path) -> None:
+    """Have the system write a folder's names now."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def tensor_bytes(arrays: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """Return a safetensors file of tensors in any strides, on any device, also of shared memory."""
+    layout = torch.contiguous_format
+    alone = {n: a.detach().cpu().clone(memory_format=layout) for n, a in arrays.items()}
+    return save(alone, metadata)
+
+
+def sealed(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
+    """Return the parts of a safetensors file that shows whether any of its bits was changed.
+
+    Its metadata hold the SHA-256 of the whole file with zeros in the place of the digest itself.
+    """
+    data = tensor_bytes(arrays, {**metadata, SEAL: _UNSEALED})
+    start, end = _place_of_seal(data)
+    return [data[:start], hashlib.sha256(data).hexdigest().encode(), memoryview(data)[end:]]
+
+
+def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return arrays and metadata of a file that `sealed` made; ValueError if it was changed."""
+    with path.open("rb") as file:
+        header = file.read(8)
+        header += file.read(min(int.from_bytes(header, "little"), _LONGEST_HEADER))
+        start, end = _place_of_seal(header)
+        digest = hashlib.sha256(header[:start] + _UNSEALED.encode() + header[end:])
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    if digest.hexdigest().encode() != header[start:end]:
+        raise ValueError("it is not as it was written")
+    with safe_open(path, "pt") as opened:
+        # copies, as bits of dot products depend on how memory is aligned
+        arrays = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+        return arrays, opened.metadata()
+
+
+def _place_of_seal(header: bytes) -> tuple[int, int]:
+    found = _SEAL.search(header)
+    if found is None:
+        raise ValueError("it does not hold its own digest")
+    return found.span(1)

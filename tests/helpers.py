@@ -65,9 +65,14 @@ def make_plan(
 
 
 def checkpoint_file(run: Path) -> Path:
-    """The one checkpoint of a run's folder."""
-    (file,) = run.glob("checkpoint-*.safetensors")
-    return file
+    """The newest checkpoint of a run's folder."""
+    return max(run.glob("checkpoint-*.safetensors"))
+
+
+def break_checkpoints(run: Path) -> None:
+    """Cut all checkpoints of a run's folder short."""
+    for file in run.glob("checkpoint-*.safetensors"):
+        file.write_bytes(file.read_bytes()[:50])
 
 
 def softmax_clients(sizes: Sequence[int], seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:

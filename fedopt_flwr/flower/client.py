@@ -157,8 +157,7 @@ class FederatedClient(NumPyClient):
 
     def _save(self, instruction: Instruction, state: ClientState) -> None:
         # pruned first and always: replies of a slow client may never count, and states pile up
-        needed = {instruction.oldest_version, instruction.state_version}
-        self._states.prune(self.client_id, needed)
+        self._states.prune(self.client_id, instruction.kept_versions)
         self._states.save(self.client_id, instruction.round, state)
 
     def _objective(self, instruction: Instruction, model: FlatModel) -> ModelObjective:

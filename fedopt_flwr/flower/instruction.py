@@ -85,7 +85,9 @@ class Instruction(_Checked):
     hyperparameters: _Table = "{}"
     arrays: _Names = ""  # in the order in which they travel
     state_version: _Version = NEVER  # the round whose client state counts
-    oldest_version: _Version = NEVER  # the version that the server's last checkpoint counts on
+    oldest_version: _Version = NEVER  # on which the oldest of the server's checkpoints counts
+    # on which those since then count, joined by ","
+    middle_versions: str = Field("", pattern=r"^(-?[0-9]{1,9}(,-?[0-9]{1,9})*)?$", max_length=4096)
 
     @classmethod
     def for_run(
@@ -112,6 +114,12 @@ class Instruction(_Checked):
             "buffers": federation.buffers if model.has_buffers else "none",
         }
         return checked(cls, values, "instruction")
+
+    @property
+    def kept_versions(self) -> set[int]:
+        """Versions that the server may still ask for."""
+        middle = self.middle_versions.split(",") if self.middle_versions else []
+        return {self.state_version, self.oldest_version, *map(int, middle)}
 
     def to_config(self) -> dict[str, Scalar]:
         return {f"{PREFIX}{name}": value for name, value in self.model_dump().items()}

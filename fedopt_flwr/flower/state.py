@@ -7,7 +7,6 @@ client's c_i and the server's c drift apart.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -16,13 +15,12 @@ from urllib.parse import quote
 
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
 
 from ..algorithm import ClientId, ClientState
 from ..config.client_ids import is_client_id
 from ..errors import MessageError
-from ..files import replacing
+from ..files import read_sealed, remove_rests, replacing, sealed
 
 STATE_LOST = "the client lost its state"  # in the error of such a client
 _NAME = re.compile(r"round-(0|[1-9][0-9]*)\.safetensors")
@@ -108,11 +106,9 @@ class DiskStates(ClientStates):
     def _read(self, client_id: ClientId, version: int) -> ClientState:
         path = self._path(client_id, version)
         try:
-            with safe_open(path, "pt") as file:
-                metadata = file.metadata() or {}
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if metadata.get("digest") != _digest(client_id, version, state):
-                raise ValueError("it is not as it was written")
+            state, owner = read_sealed(path)
+            if _owner(client_id, version).items() - owner.items():
+                raise ValueError(f"it is of {owner}")
         except (OSError, ValueError, SafetensorError) as error:
             raise MessageError(
                 f"client {client_id}: state of round {version} in {str(path)!r} is broken: {error}"
@@ -122,13 +118,10 @@ class DiskStates(ClientStates):
     def save(self, client_id: ClientId, version: int, state: ClientState) -> None:
         path = self._path(client_id, version)
         _make_private(path.parent)
-        for rest in path.parent.glob("*.unfinished*"):  # of a save that was killed
-            rest.unlink(missing_ok=True)
+        remove_rests(path.parent)
         state = {name: array.detach().cpu() for name, array in state.items()}
-        contents = save(state, {"digest": _digest(client_id, version, state)})
-        with replacing(path, durable=True) as unfinished:
-            unfinished.touch(0o600)
-            unfinished.write_bytes(contents)
+        with replacing(path, durable=True, private=True) as file:
+            file.writelines(sealed(state, _owner(client_id, version)))
 
     def _drop(self, client_id: ClientId, version: int) -> None:
         self._path(client_id, version).unlink(missing_ok=True)
@@ -154,9 +147,8 @@ class DiskStates(ClientStates):
         return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
 
-def _digest(client_id: ClientId, version: int, state: ClientState) -> str:
-    of = f"{client_id!r} {version} ".encode()
-    return hashlib.sha256(of + save(state)).hexdigest()
+def _owner(client_id: ClientId, version: int) -> dict[str, str]:
+    return {"client": repr(client_id), "round": str(version)}
 
 
 def _make_private(folder: Path) -> None:

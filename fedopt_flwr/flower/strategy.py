@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -76,7 +77,9 @@ class FederatedStrategy(Strategy):
         self._buffers: dict[str, Tensor] = dict(resume.buffers if resume else {})
         self._averages_buffers = config.federation.buffers == "average" and model.has_buffers
         self.versions: dict[ClientId, int] = dict(resume.versions if resume else {})
-        self._durable_versions = dict(self.versions)  # that the last checkpoint counts on
+        # that the last checkpoints count on, the oldest of them first
+        before = [*resume.earlier, resume.versions] if resume else []
+        self._kept_versions = deque(before, maxlen=config.output.keep)
         self.asked: list[ClientId] = []  # in the current round
         self._rounds_before = resume.round if resume else 0
         self.record = RoundRecord(self._rounds_before)
@@ -89,8 +92,9 @@ class FederatedStrategy(Strategy):
         self.members.max_workers = number
 
     def confirm_checkpoint(self) -> None:
-        """Let clients drop the states that only checkpoints before the present round count on."""
-        self._durable_versions = dict(self.versions)
+        """Let clients drop the states on which only the checkpoint counts that this one pushed
+        out of the last `output.keep`."""
+        self._kept_versions.append(dict(self.versions))
 
     def extra_config(self, round_number: int) -> dict[str, Scalar]:
         """Return what clients find in their config beside the instruction; for subclasses."""
@@ -104,6 +108,7 @@ class FederatedStrategy(Strategy):
             vectors=self.state.vectors,
             buffers=self._buffers,
             versions=dict(self.versions),
+            earlier=list(self._kept_versions),
         )
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
@@ -116,13 +121,13 @@ class FederatedStrategy(Strategy):
         self.rule = self.rule.resolve(plan)
         self._rule_of_round = self.rule
         self._participation = Participation(self.rule, self._config.federation, plan)
-        self._on_start(self.rule, plan)
         if self._resume:
             self.state = ServerState(plan, dict(self._resume.vectors))
-            return self._flower_parameters()
-        self.state = self.rule.init_server(self.model.vector.detach().cpu().clone(), plan)
-        self._buffers = {name: array.cpu() for name, array in self.model.read_buffers().items()}
-        if self.rule.start_names:
+        else:
+            self.state = self.rule.init_server(self.model.vector.detach().cpu().clone(), plan)
+            self._buffers = {name: array.cpu() for name, array in self.model.read_buffers().items()}
+        self._on_start(self.rule, plan)
+        if self.rule.start_names and not self._resume:
             self._start_pass(client_manager)
         return self._flower_parameters()
 
@@ -199,11 +204,12 @@ class FederatedStrategy(Strategy):
         instructions = []
         for client_id in ids:
             version = self.versions.get(client_id, NEVER)
-            durable = self._durable_versions.get(client_id, version)
+            kept = [versions.get(client_id, NEVER) for versions in self._kept_versions]
             own = changes | {
                 "hyperparameters": self._rule_of(client_id).model_dump_json(),
                 "state_version": version,
-                "oldest_version": durable,
+                "oldest_version": kept[0] if kept else version,
+                "middle_versions": ",".join(map(str, kept[1:])),
             }
             instruction = self._template.model_copy(update=own)
             proxy = self.members.connected(client_id)

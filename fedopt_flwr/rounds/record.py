@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ class Snapshot:
     vectors: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     versions: Mapping[ClientId, int]  # round of each client's last counted reply
+    earlier: Sequence[Mapping[ClientId, int]] = ()  # those of the checkpoints kept before, in order
 
 
 @dataclass(frozen=True)

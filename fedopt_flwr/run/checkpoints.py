@@ -1,26 +1,24 @@
-"""Checkpoints: all that a run needs to continue, in one file that is whole at every moment."""
+"""Checkpoints: all that a run needs to continue, in one file each; the last few are kept."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..algorithm import ClientId
-from ..errors import ConfigError
-from ..files import replacing
+from ..errors import ConfigError, FedoptWarning
+from ..files import SEAL, read_sealed, replacing, sealed
 from ..rounds.record import Snapshot
 
-LAYOUT = 2  # of the file; 1 was a folder of three files
+LAYOUT = 3  # of the file; 1 was a folder of three files, 2 had a digest of its contents alone
 _NAME = re.compile(r"checkpoint-(\d{6,})\.safetensors")
 
 
@@ -47,21 +45,26 @@ class Checkpoint:
     config: Mapping[str, Any]  # as in config.toml, which a user may have changed since
 
 
-def write_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
-    """Write checkpoint-ROUND.safetensors into a run's folder, then remove the one before."""
-    text = json.dumps(_text_of(checkpoint))
+def write_checkpoint(run: Path, checkpoint: Checkpoint, keep: int) -> None:
+    """Write checkpoint-ROUND.safetensors into a run's folder, then remove all but the last few."""
     arrays = {f"vectors/{n}": array for n, array in checkpoint.server.vectors.items()}
     arrays |= {f"buffers/{n}": array for n, array in checkpoint.server.buffers.items()}
     for client_id, state in checkpoint.client_states.items():
         arrays |= {f"clients/{json.dumps([client_id, n])}": array for n, array in state.items()}
-    arrays = _contiguous(arrays)
-    metadata = {"layout": str(LAYOUT), "fedopt": text, "digest": _digest(text, arrays)}
+    metadata = {"layout": str(LAYOUT), "fedopt": json.dumps(_text_of(checkpoint))}
     target = run / f"checkpoint-{checkpoint.server.round:06d}.safetensors"
-    with replacing(target, durable=True) as unfinished:
-        save_file(arrays, unfinished, metadata)
-    for other in _files(run):
-        if other != target:
-            other.unlink()
+    private = bool(checkpoint.client_states)
+    with replacing(target, durable=True, private=private) as file:
+        file.writelines(sealed(arrays, metadata))
+    for other in list(_files(run).values())[:-keep]:
+        other.unlink()
+
+
+def remove_checkpoints_after(run: Path, last_round: int) -> None:
+    """Remove the checkpoints of rounds that are done again."""
+    for number, path in _files(run).items():
+        if number > last_round:
+            path.unlink()
 
 
 def has_checkpoint(run: Path) -> bool:
@@ -70,10 +73,13 @@ def has_checkpoint(run: Path) -> bool:
 
 
 def read_checkpoint(run: Path) -> Checkpoint:
-    """Return the last checkpoint; ConfigError says what to do when there is none."""
+    """Return the newest whole checkpoint, with a FedoptWarning if it is not the newest.
+
+    ConfigError says what to do when there is none.
+    """
     if not run.is_dir():
         raise ConfigError(f"--resume: {str(run)!r} is not a folder; name a run's folder")
-    files = _files(run)
+    files = list(_files(run).values())
     if not files and (run / "checkpoint").is_dir():
         raise _other_layout(run / "checkpoint", "1")
     if not files:
@@ -81,22 +87,38 @@ def read_checkpoint(run: Path) -> Checkpoint:
             f"--resume: {str(run)!r} holds no checkpoint; runs write them when "
             "output.checkpoint_every is above 0"
         )
-    place = files[-1]
-    try:
-        with safe_open(place, "pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("layout") != str(LAYOUT):
-                raise _other_layout(place, metadata.get("layout"))
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        text = metadata["fedopt"]
-        if metadata["digest"] != _digest(text, arrays):
-            raise ValueError("it is not as it was written")
-        return _checkpoint(json.loads(text), arrays)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise ConfigError(
-            f"--resume: the checkpoint {str(place)!r} is broken: {error}; put back the file as "
-            "it was written, or start a new run"
-        ) from error
+    broken: list[str] = []
+    for place in reversed(files):
+        try:
+            checkpoint = _read(place)
+        except OSError as error:
+            raise ConfigError(
+                f"--resume: the checkpoint {str(place)!r} cannot be read: {error}; make it "
+                "readable, or move it away to continue from the one before"
+            ) from error
+        except (ValueError, KeyError, TypeError, SafetensorError) as error:
+            broken.append(f"--resume: the checkpoint {str(place)!r} is broken: {error}")
+            continue
+        if broken:
+            warnings.warn(
+                f"{broken[0]}; the run continues from {str(place)!r}, the newest whole one",
+                FedoptWarning,
+                stacklevel=2,
+            )
+        return checkpoint
+    raise ConfigError(f"{broken[0]}; put back the file as it was written, or start a new run")
+
+
+def _read(place: Path) -> Checkpoint:
+    with safe_open(place, "pt") as file:
+        metadata = file.metadata() or {}
+    layout = metadata.get("layout")
+    if layout != str(LAYOUT) and SEAL not in metadata:
+        raise _other_layout(place, layout)
+    arrays, metadata = read_sealed(place)
+    if layout != str(LAYOUT):
+        raise _other_layout(place, layout)
+    return _checkpoint(json.loads(metadata["fedopt"]), arrays)
 
 
 def _other_layout(place: Path, layout: str | None) -> ConfigError:
@@ -106,10 +128,10 @@ def _other_layout(place: Path, layout: str | None) -> ConfigError:
     )
 
 
-def _files(run: Path) -> list[Path]:
-    """Return the checkpoints of a run, the newest last."""
+def _files(run: Path) -> dict[int, Path]:
+    """Return the checkpoints of a run by their rounds, the newest last."""
     found = {int(m[1]): path for path in run.glob("*") if (m := _NAME.fullmatch(path.name))}
-    return [found[number] for number in sorted(found)]
+    return {number: found[number] for number in sorted(found) if found[number].is_file()}
 
 
 def _text_of(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -117,7 +139,9 @@ def _text_of(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "run": server.run,
         "round": server.round,
-        "versions": list(server.versions.items()),  # JSON's keys are text, an id may be a number
+        # JSON's keys are text, an id may be a number
+        "versions": list(server.versions.items()),
+        "earlier": [list(versions.items()) for versions in server.earlier],
         "clients_keep_state": checkpoint.clients_keep_state,
         "initial_loss": checkpoint.initial_loss,
         "origin": asdict(checkpoint.origin),
@@ -136,25 +160,8 @@ def _checkpoint(text: dict[str, Any], arrays: Mapping[str, Tensor]) -> Checkpoin
         client_id, name = json.loads(key)
         states.setdefault(client_id, {})[name] = array
     versions = dict(text.pop("versions"))
-    server = Snapshot(run=text.pop("run"), round=text.pop("round"), versions=versions, **groups)
+    earlier = [dict(pairs) for pairs in text.pop("earlier")]
+    name, number = text.pop("run"), text.pop("round")
+    server = Snapshot(name, number, versions=versions, earlier=earlier, **groups)
     origin = Origin(**text.pop("origin"))
     return Checkpoint(server=server, client_states=states, origin=origin, **text)
-
-
-def save_tensors(arrays: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file of tensors on any device, in any strides, which may share memory."""
-    save_file(_contiguous(arrays), path)
-
-
-def _contiguous(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    layout = torch.contiguous_format
-    return {n: a.detach().cpu().clone(memory_format=layout) for n, a in arrays.items()}
-
-
-def _digest(text: str, arrays: Mapping[str, Tensor]) -> str:
-    digest = hashlib.blake2b(text.encode(), digest_size=32)
-    for name in sorted(arrays):
-        array = arrays[name]
-        digest.update(f"{name} {array.dtype} {list(array.shape)}".encode())
-        digest.update(array.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

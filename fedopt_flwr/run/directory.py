@@ -13,17 +13,16 @@ from typing import Any, TextIO
 import filelock
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError
 from torch import Tensor
 
 from ..errors import ConfigError, RunError
-from ..files import replacing
+from ..files import remove_rests, replacing, tensor_bytes
 from ..rounds.record import RoundRecord, as_json
 from .checkpoints import (
     Checkpoint,
     has_checkpoint,
     read_checkpoint,
-    save_tensors,
+    remove_checkpoints_after,
     write_checkpoint,
 )
 
@@ -56,8 +55,8 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self._rounds = (self.path / ROUNDS).open("x", encoding="utf-8")  # the only run here
             self._take_lock()
-            with replacing(self.path / CONFIG) as unfinished:
-                unfinished.write_text(tomli_w.dumps(config), encoding="utf-8")
+            with replacing(self.path / CONFIG) as file:
+                file.write(tomli_w.dumps(config).encode())
         except (OSError, ValueError) as error:  # ValueError: text that no path or file can hold
             self.close()
             raise ConfigError(
@@ -94,29 +93,32 @@ class RunDirectory:
         except (OSError, NotImplementedError):  # a file system without locks
             pass
 
-    def reopen(self, last_round: int) -> list[RoundRecord]:
-        """Continue after `last_round`: later lines are dropped; return the records before."""
+    def reopen(self, done: range) -> list[RoundRecord]:
+        """Continue after the rounds that are `done` and return their records.
+
+        All that is later is dropped unread: lines, also half of one, and checkpoints.
+        """
         self._take_lock()
         rounds = self.path / ROUNDS
         try:
-            lines = rounds.read_text(encoding="utf-8").splitlines()
-            records = [_record(line) for line in lines if line.endswith("}")]
-        except (OSError, ValueError) as error:  # ValueError: not UTF-8, not JSON, not a record
+            records = [_record(line) for line in rounds.read_bytes().splitlines()[: len(done)]]
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"--resume: {str(rounds)!r} cannot be read: {error}; put it back or start a new run"
             ) from error
-        kept = [record for record in records if record.round <= last_round]
-        numbers = [record.round for record in kept]
-        if numbers not in (list(range(last_round + 1)), list(range(1, last_round + 1))):
+        numbers = [record.round for record in records]
+        if numbers != list(done):
             raise ConfigError(
                 f"--resume: {str(rounds)!r} holds rounds {numbers}, not all up to that of the "
-                f"checkpoint ({last_round}); put it back or start a new run"
+                f"checkpoint ({done.stop - 1}); put it back or start a new run"
             )
         with self._writing("records"):
-            with replacing(rounds) as unfinished:
-                unfinished.write_text("".join(_line(r) for r in kept), encoding="utf-8")
+            remove_rests(self.path)
+            remove_checkpoints_after(self.path, done.stop - 1)
+            with replacing(rounds) as file:
+                file.writelines(_line(record).encode() for record in records)
             self._rounds = rounds.open("a", encoding="utf-8")
-        return kept
+        return records
 
     def add(self, record: RoundRecord) -> None:
         """Append one round and flush it."""
@@ -142,7 +144,7 @@ class RunDirectory:
             with contextlib.suppress(OSError):  # unwritten text was reported by `add`
                 self._rounds.close()
             self._rounds = None
-            if is_in_place and is_empty:
+            if is_in_place and is_empty and not has_checkpoint(self.path):
                 for name in (ROUNDS, CONFIG):
                     (self.path / name).unlink(missing_ok=True)
         if self._lock.is_locked:
@@ -157,18 +159,17 @@ class RunDirectory:
     def write_results(self, summary: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
         """Write the summary and the model; neither holds a time, an engine or a version's name."""
         with self._writing("results"):
-            with replacing(self.path / SUMMARY) as unfinished:
-                text = json.dumps(as_json(summary), indent=2)
-                unfinished.write_text(text + "\n", encoding="utf-8")
-            with replacing(self.path / MODEL) as unfinished:
-                save_tensors(model, unfinished)
+            with replacing(self.path / SUMMARY) as file:
+                file.write(json.dumps(as_json(summary), indent=2).encode() + b"\n")
+            with replacing(self.path / MODEL) as file:
+                file.write(tensor_bytes(model))
 
-    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Replace the last checkpoint by this one; at any moment one whole checkpoint exists."""
+    def write_checkpoint(self, checkpoint: Checkpoint, keep: int) -> None:
+        """Add a checkpoint and keep the last few; those that are there are whole at any moment."""
         with self._writing("checkpoint"):
             if self._rounds is not None:  # which the checkpoint counts on
                 os.fsync(self._rounds.fileno())
-            write_checkpoint(self.path, checkpoint)
+            write_checkpoint(self.path, checkpoint, keep)
 
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[None]:
@@ -181,7 +182,7 @@ class RunDirectory:
             )
         try:
             yield
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             on = (
                 f"continue with --resume {self.path}"
                 if has_checkpoint(self.path)
@@ -192,14 +193,14 @@ class RunDirectory:
             ) from error
 
     def read_checkpoint(self) -> Checkpoint:
-        """Return the last checkpoint; ConfigError says what to do when there is none, or when the
-        run is not over."""
+        """Return the newest whole checkpoint; ConfigError says what to do when there is none, or
+        when the run is not over."""
         self._take_lock()
         self.close()
         return read_checkpoint(self.path)
 
 
-def _record(line: str) -> RoundRecord:
+def _record(line: bytes) -> RoundRecord:
     values = json.loads(line)
     chosen = values.get("chosen") if isinstance(values, dict) else None
     if isinstance(chosen, dict):  # numbers that are not finite were written as null

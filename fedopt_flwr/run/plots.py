@@ -103,8 +103,8 @@ def _save(figure: Figure, path: Path) -> None:
     if place.exists() and not place.is_file():  # /dev/null or a pipe must not become a file
         place.write_bytes(picture.getvalue())
         return
-    with replacing(place) as unfinished:
-        unfinished.write_bytes(picture.getvalue())
+    with replacing(place) as file:
+        file.write(picture.getvalue())
 
 
 def _label(axes: Axes, x: str, y: str) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from ..algorithm import Plan
 from ..config.run_config import RunConfig
 from ..data.federated import TRAINING
 from ..errors import ConfigError, FedoptWarning
+from ..rounds.participation import make_plan
 from .checkpoints import Checkpoint
 from .directory import CONFIG, MODEL, SUMMARY, RunDirectory
 from .experiment import Experiment
@@ -88,11 +91,7 @@ def require_same(experiment: Experiment, checkpoint: Checkpoint) -> None:
             f"Python objects, this call {now.given or 'nothing'}; call fedopt_flwr.resume() with "
             "the same ones"
         )
-    if checkpoint.server.vectors["model"].numel() != experiment.model.size:
-        raise ConfigError(
-            f"--resume: the checkpoint's model has {checkpoint.server.vectors['model'].numel()} "
-            f"parameters, this one {experiment.model.size}; use the model of the run"
-        )
+    _require_arrays(experiment, checkpoint)
     for part, digest in now.data.items():
         if then.data.get(part, digest) != digest:
             raise ConfigError(
@@ -108,6 +107,38 @@ def require_same(experiment: Experiment, checkpoint: Checkpoint) -> None:
             FedoptWarning,
             stacklevel=2,
         )
+
+
+def _require_arrays(experiment: Experiment, checkpoint: Checkpoint) -> None:
+    """Raise ConfigError for every array of a checkpoint that is not as rule and model make it."""
+    server, model = checkpoint.server, experiment.model
+    plan = make_plan(experiment.rule, experiment.config, dict(checkpoint.origin.num_examples))
+    start = experiment.rule.resolve(plan).init_server(model.vector.detach().cpu(), plan)
+    own = experiment.rule.init_client(model.size)
+    own |= model.initial_buffers if experiment.has_local_buffers else {}
+    problems = [
+        *_array_problems("vector", start.vectors, server.vectors),
+        *_array_problems("buffer", model.initial_buffers, server.buffers),
+    ]
+    if own and not checkpoint.clients_keep_state:
+        for client_id in server.versions:
+            state = checkpoint.client_states.get(client_id, {})
+            problems += _array_problems(f"client {client_id}'s", own, state)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _array_problems(
+    what: str, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]
+) -> Iterator[str]:
+    for name, array in expected.items():
+        seen = f"{list(found[name].shape)} of {found[name].dtype}" if name in found else "missing"
+        wanted = f"{list(array.shape)} of {array.dtype}"
+        if seen != wanted:
+            yield (
+                f"--resume: the checkpoint's {what} {name!r} is {seen}, with this rule and model "
+                f"it is {wanted}; use those of the run"
+            )
 
 
 def require_same_clients(plan: Plan, checkpoint: Checkpoint) -> None:

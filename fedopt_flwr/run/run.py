@@ -50,7 +50,7 @@ class Run:
     """A strategy to give to an engine; every finished round goes to records, files and listener.
 
     `client_state` returns a client's counted state where this process has it; else checkpoints hold
-    the server alone, and clients keep what the last checkpoint counts on.
+    the server alone, and clients keep what the last checkpoints count on.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class Run:
         self.num_rounds = config.federation.num_rounds  # still to do
         self._checkpoint = checkpoint  # that the run continues from
         if checkpoint:
-            require_same(experiment, checkpoint)
+            with self._naming_own_rule():
+                require_same(experiment, checkpoint)
             self.num_rounds -= checkpoint.server.round
             self._initial_loss = checkpoint.initial_loss
         # of the code as it was imported, not as it is when a checkpoint is due
@@ -97,9 +98,10 @@ class Run:
         self._is_telling = True
         self._listener.on_start(rule, plan, self._experiment)
         self._is_telling = False
-        is_new = self._checkpoint is None and not rule.start_names
-        if self._experiment.data.test is not None and is_new:
-            self._initial_loss = self._experiment.evaluate(self.strategy.model).loss
+        if self._checkpoint is None and not rule.start_names:
+            if self._experiment.data.test is not None:
+                self._initial_loss = self._experiment.evaluate(self.strategy.model).loss
+            self._save(0)
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -112,7 +114,9 @@ class Run:
                 if self._checkpoint is None:
                     directory.open(config.to_dict())
                 else:
-                    records = directory.reopen(self._checkpoint.server.round)
+                    first = 0 if self.strategy.rule.start_names else 1
+                    done = range(first, self._checkpoint.server.round + 1)
+                    records = directory.reopen(done)
                     self._records += [self._with_lost_loss(record) for record in records]
                 self._directory = directory
             stack.enter_context(self._naming_own_rule())
@@ -134,14 +138,19 @@ class Run:
             _require_states(record)
         if self._directory is not None:
             self._directory.add(record)
-            every = self._experiment.config.output.checkpoint_every
-            if every and record.round and record.round % every == 0:
-                self._directory.write_checkpoint(self._new_checkpoint())
-                if self._client_state is None:
-                    self.strategy.confirm_checkpoint()
+            self._save(record.round)
         self._is_telling = True
         self._listener.on_round(record)
         self._is_telling = False
+
+    def _save(self, number: int) -> None:
+        """Write a checkpoint where one is due; round 0 is the start, with or without a pass."""
+        output = self._experiment.config.output
+        every = output.checkpoint_every
+        if self._directory is not None and every and number % every == 0:
+            self._directory.write_checkpoint(self._new_checkpoint(), output.keep)
+            if self._client_state is None:
+                self.strategy.confirm_checkpoint()
 
     @contextlib.contextmanager
     def _naming_own_rule(self) -> Iterator[None]:

@@ -105,10 +105,10 @@ def run_experiment(
         )
         workers = 1
     states = MemoryStates()
+    run = Run(experiment, listener or Silent(), checkpoint, client_state=states.load)
     if checkpoint:
         for client_id, state in checkpoint.client_states.items():
             states.save(client_id, checkpoint.server.versions[client_id], dict(state))
-    run = Run(experiment, listener or Silent(), checkpoint, client_state=states.load)
     pool = experiment.pool(workers)
     clients = [FederatedClient(i, d, pool, states) for i, d in enumerate(experiment.data.clients)]
     with run.recording():

@@ -15,7 +15,6 @@ import torch
 from helpers import (
     SOFTMAX_DATA,
     At,
-    checkpoint_file,
     checkpointed,
     linear_model,
     model_bytes,
@@ -142,7 +141,7 @@ def test_states_that_are_with_other_processes_are_not_taken_for_zero(tmp_path: P
     directory = RunDirectory(tmp_path / "run")
     checkpoint = directory.read_checkpoint()
     assert len(checkpoint.client_states) == 8
-    directory.write_checkpoint(replace(checkpoint, client_states={}, clients_keep_state=True))
+    directory.write_checkpoint(replace(checkpoint, client_states={}, clients_keep_state=True), 3)
     before = model_bytes(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"--resume: the clients of the run .*fedopt launch --re"):
         resume(tmp_path / "run")
@@ -247,8 +246,10 @@ EDITS = {
 
 
 def test_a_checkpoint_that_was_edited_is_refused(tmp_path: Path) -> None:
-    simulate(checkpointed(tmp_path / "run"))
-    file = checkpoint_file(tmp_path / "run")
+    settings = checkpointed(tmp_path / "run")
+    settings["output"]["keep"] = 1
+    simulate(settings)
+    (file,) = (tmp_path / "run").glob("checkpoint-*")
     with safe_open(file, "pt") as opened:
         metadata = opened.metadata()
     arrays = load_file(file)
@@ -258,6 +259,9 @@ def test_a_checkpoint_that_was_edited_is_refused(tmp_path: Path) -> None:
         save_file(arrays, file, metadata | {"fedopt": edited})
         with pytest.raises(ConfigError, match=r"is broken: it is not as it was written"):
             resume(tmp_path / "run")
+    save_file(arrays, file, {k: v for k, v in metadata.items() if k != "sha256"})
+    with pytest.raises(ConfigError, match=r"is broken: it does not hold its own digest"):
+        resume(tmp_path / "run")
     (name,) = (n for n in arrays if n == "vectors/model")
     save_file(arrays | {name: arrays[name] + 1e-6}, file, metadata)
     with pytest.raises(ConfigError, match=r"is broken: it is not as it was written"):
@@ -310,7 +314,7 @@ def test_a_checkpoint_holds_clients_and_states_of_any_name(tmp_path: Path) -> No
     simulate(checkpointed(tmp_path / "run"))
     directory = RunDirectory(tmp_path / "run")
     states = {"ward/3": {"c/mine": torch.ones(2)}, 7: {"c": torch.zeros(1)}, "7": {}}
-    directory.write_checkpoint(replace(directory.read_checkpoint(), client_states=states))
+    directory.write_checkpoint(replace(directory.read_checkpoint(), client_states=states), 3)
     found = directory.read_checkpoint().client_states
     assert {i: {n: t.tolist() for n, t in state.items()} for i, state in found.items()} == {
         "ward/3": {"c/mine": [1.0, 1.0]},

@@ -15,6 +15,7 @@ import torch
 from helpers import (
     SOME_FAST,
     as_datasets,
+    break_checkpoints,
     checkpoint_file,
     checkpointed,
     digits_config,
@@ -23,7 +24,6 @@ from helpers import (
     softmax_clients,
     without_times,
 )
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -95,8 +95,7 @@ def test_resume_says_what_is_missing_or_broken(tmp_path: Path) -> None:
     checkpointed = digits_config("padamfed", tmp_path / "run")
     checkpointed["output"]["checkpoint_every"] = 4
     simulate(checkpointed)
-    broken = checkpoint_file(tmp_path / "run")
-    broken.write_bytes(broken.read_bytes()[:50])
+    break_checkpoints(tmp_path / "run")
     with pytest.raises(ConfigError, match="is broken"):
         resume(tmp_path / "run")
 
@@ -111,7 +110,10 @@ def test_a_run_given_python_objects_resumes_only_with_them(tmp_path: Path) -> No
         ConfigError, match=r"was given \['model', 'client_data'\].*this call nothing"
     ):
         resume(tmp_path / "run")
-    with pytest.raises(ConfigError, match="checkpoint's model has 15 parameters, this one 20"):
+    with pytest.raises(
+        ConfigError,
+        match=r"vector 'model' is \[15\] of torch.float32, .*rule and model it is \[20\]",
+    ):
         resume(tmp_path / "run", model=lambda: nn.Linear(4, 4), client_data=datasets)
     resumed = resume(tmp_path / "run", model=linear_model, client_data=datasets).parameters
     np.testing.assert_array_equal(resumed, whole)
@@ -216,7 +218,7 @@ def test_records_that_cannot_be_read_are_named(tmp_path: Path, spoil: str) -> No
     rounds.unlink() if spoil == "gone" else rounds.write_text("garbage}\n")
     with pytest.raises(ConfigError, match=r"--resume: .*rounds.jsonl' cannot be read"):
         resume(tmp_path / "run")
-    checkpoint_file(tmp_path / "run").write_text("[]")
+    break_checkpoints(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"--resume: the checkpoint .* is broken"):
         resume(tmp_path / "run")
 
@@ -256,9 +258,10 @@ def test_a_disk_that_is_full_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     def full(*arguments: Any) -> None:
-        raise SafetensorError("No space left on device (os error 28)")
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedopt_flwr.run.checkpoints.save_file", full)
+    place = "checkpoints.sealed" if what == "checkpoint" else "directory.tensor_bytes"
+    monkeypatch.setattr(f"fedopt_flwr.run.{place}", full)
     settings = digits_config("fedavg")
     every = 4 if what == "checkpoint" else 0
     settings["output"] = {"directory": tmp_path / "run", "checkpoint_every": every}
@@ -328,8 +331,12 @@ def test_half_a_checkpoint_of_a_killed_process_is_passed_over(tmp_path: Path) ->
     before = model_bytes(run)
     (run / "model.safetensors").unlink()
     whole = checkpoint_file(run)
-    (run / "checkpoint-000009.safetensors.unfinished").write_bytes(whole.read_bytes()[:99])
+    (run / f"checkpoint-000009.safetensors.{'1' * 16}.unfinished").write_bytes(
+        whole.read_bytes()[:99]
+    )
+    (run / "mine.unfinished").write_bytes(b"")
     resume(run)
+    assert [path.name for path in run.glob("*.unfinished")] == ["mine.unfinished"]
     assert model_bytes(run) == before
 
 
@@ -348,12 +355,19 @@ def test_a_checkpoint_that_fails_leaves_the_only_whole_one(
 
     monkeypatch.setattr(place, interrupted)
     with pytest.raises(RunError, match="checkpoint cannot be written"):
-        directory.write_checkpoint(later)
+        directory.write_checkpoint(later, 2)
     monkeypatch.undo()
     assert directory.read_checkpoint().server.round == 8
-    directory.write_checkpoint(later)
+    assert sorted(path.name[:17] for path in run.glob("checkpoint*")) == [
+        "checkpoint-000000",
+        "checkpoint-000008",
+    ]
+    directory.write_checkpoint(later, 2)
     assert directory.read_checkpoint().server.round == 9
-    assert [path.name for path in run.glob("checkpoint*")] == ["checkpoint-000009.safetensors"]
+    assert sorted(path.name[:17] for path in run.glob("checkpoint*")) == [
+        "checkpoint-000008",
+        "checkpoint-000009",
+    ]
 
 
 def test_a_checkpoint_of_another_layout_is_refused_by_its_version(tmp_path: Path) -> None:
@@ -361,11 +375,12 @@ def test_a_checkpoint_of_another_layout_is_refused_by_its_version(tmp_path: Path
     run = tmp_path / "run"
     file = checkpoint_file(run)
     save_file({"vectors/model": torch.zeros(1)}, file, {"layout": "7"})
-    with pytest.raises(ConfigError, match=r"has layout 7, of another version .* reads layout 2"):
+    with pytest.raises(ConfigError, match=r"has layout 7, of another version .* reads layout 3"):
         resume(run)
-    file.unlink()
+    for file in run.glob("checkpoint-*"):
+        file.unlink()
     (run / "checkpoint").mkdir()  # as the first layout was
-    with pytest.raises(ConfigError, match=r"has layout 1, of another version .* reads layout 2"):
+    with pytest.raises(ConfigError, match=r"has layout 1, of another version .* reads layout 3"):
         resume(run)
 
 

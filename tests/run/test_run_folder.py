@@ -58,7 +58,7 @@ def test_a_disk_that_is_full_at_the_start_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedopt_flwr.run.directory.Path.write_text", full)
+        patch.setattr("fedopt_flwr.files.os.open", full)
         with pytest.raises(ConfigError, match=r"output.directory: cannot write .*No space left"):
             simulate(digits_config("fedavg", tmp_path / "a" / "run"))
     assert not list(tmp_path.iterdir())
@@ -82,7 +82,7 @@ def test_a_disk_without_room_for_the_log_hides_no_error_of_the_run(
 
 def test_reading_or_resuming_a_folder_that_is_gone_makes_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        RunDirectory(tmp_path / "gone").reopen(1)
+        RunDirectory(tmp_path / "gone").reopen(range(1, 2))
     assert list(tmp_path.iterdir()) == []
 
 
