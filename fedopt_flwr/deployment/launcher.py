@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
+import subprocess  # nosec B404  # a launch is its processes
 import sys
 import threading
 import time
@@ -96,7 +96,7 @@ class ClientProcesses:
             ) from error
         shares = _shares(self.config.federation.num_clients, self.num_processes)
         for number, ids in enumerate(shares):
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # nosec B603  # this Python, the user's own arguments
                 self._command(ids, port),
                 stdin=subprocess.PIPE,  # the leash: it closes when this process ends
                 stdout=subprocess.PIPE,
