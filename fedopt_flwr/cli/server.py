@@ -37,6 +37,12 @@ def server(
     client_ca: Annotated[
         Path | None, typer.Option(help="Clients must show a certificate of this CA.")
     ] = None,
+    revoked: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Certificates that count no more (`fedopt certs revoke`)."
+        ),
+    ] = None,
     insecure: Insecure = False,
     resume: Resume = None,
     debug: Debug = False,
@@ -52,7 +58,7 @@ def server(
         from ..run.resuming import read_run
 
         run_config, checkpoint = read_run(resume, config, settings or [])
-    tls = _server_tls(certificate, key, client_ca, insecure)
+    tls = _server_tls(certificate, key, client_ca, revoked, insecure)
     from ..run.serve import serve
     from .show_federation import FederationDisplay
 
@@ -71,20 +77,26 @@ def server(
 
 
 def _server_tls(
-    certificate: Path | None, key: Path | None, client_ca: Path | None, insecure: bool
+    certificate: Path | None,
+    key: Path | None,
+    client_ca: Path | None,
+    revoked: Path | None,
+    insecure: bool,
 ) -> ServerTls | None:
     if insecure:
         what = "anyone who reaches this port can join, and read and change the model"
-        warn_insecure(what, certificate, key, client_ca)
+        warn_insecure(what, certificate, key, client_ca, revoked)
         return None
     if certificate is None or key is None:
         raise ConfigError(
             "--certificate and --key: give both (`fedopt certs init` makes them), or --insecure "
             "for plain text"
         )
+    if client_ca is None and revoked is not None:
+        raise ConfigError("--revoked: its certificates are clients'; give --client-ca beside it")
     if client_ca is None:
         text = "without --client-ca any client that reaches this port can join"
         warnings.warn(text, FedoptWarning, stacklevel=2)
     from ..engines.stream import ServerTls
 
-    return ServerTls(certificate, key, client_ca)
+    return ServerTls(certificate, key, client_ca, revoked)

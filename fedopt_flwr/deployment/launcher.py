@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
+import subprocess  # nosec B404  # a launch is its processes
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import IO, Self
 
 from ..config.run_config import RunConfig
 from ..engines.stream import Roster
-from ..errors import ConfigError, FedoptError, MessageError, RunError
+from ..errors import ConfigError, FedoptError, FedoptWarning, MessageError, RunError
 from ..rounds.record import RoundRecord
 from ..run.checkpoints import Checkpoint
 from ..run.directory import ROUNDS
@@ -95,7 +96,7 @@ class ClientProcesses:
             ) from error
         shares = _shares(self.config.federation.num_clients, self.num_processes)
         for number, ids in enumerate(shares):
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # nosec B603  # this Python, the user's own arguments
                 self._command(ids, port),
                 stdin=subprocess.PIPE,  # the leash: it closes when this process ends
                 stdout=subprocess.PIPE,
@@ -224,7 +225,25 @@ def _require_states(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _copy(stream: IO[str], log: Path, ids: str, said: deque[str]) -> None:
-    with log.open("a", encoding="utf-8", buffering=1) as file:
-        for line in stream:
-            said.append(line.rstrip("\n"))
-            file.write(f"{time.strftime('%H:%M:%S')} [clients {ids}] {line}")
+    """Empty a process's pipe into its log, whatever becomes of that: a full pipe would stop it."""
+    lost, warned = 0, False
+    for line in stream:
+        said.append(line.rstrip("\n"))
+        gap = f"\n({lost} lines before this one could not be written)\n" if lost else ""
+        try:
+            # opened each time: what one failed write leaves in a buffer would fail the next
+            with log.open("a", encoding="utf-8") as file:
+                file.write(f"{gap}{time.strftime('%H:%M:%S')} [clients {ids}] {line}")
+            lost = 0
+        except OSError as error:
+            lost += 1
+            if not warned:
+                _warn_of_lost_lines(log, error)
+            warned = True
+
+
+def _warn_of_lost_lines(log: Path, error: OSError) -> None:
+    with contextlib.suppress(Exception):  # a console that cannot be written to, for the same reason
+        text = f"{str(log)!r} cannot be written: {error.strerror}; the run goes on, and lines are "
+        text += "dropped, and counted in the log, until it can; make room"
+        warnings.warn(text, FedoptWarning, stacklevel=2)

@@ -129,7 +129,8 @@ class Participation:
         self._counts = dict(Counter(drawn))
         chosen = [i for i in self._ids if i in self._counts]
         shuffled = list(chosen)
-        random.Random(derive(federation.seed, "ranks", number)).shuffle(shuffled)
+        generator = random.Random(derive(federation.seed, "ranks", number))  # nosec B311  # no secret
+        generator.shuffle(shuffled)
         self._ranks = {client: rank for rank, client in enumerate(shuffled)}
         return chosen
 

@@ -41,7 +41,8 @@ def sample_uniform(ids: Sequence[ClientId], seed: int, round_number: int) -> lis
     `ids` must be in the order of `sorted_ids`, so that the draw depends on nothing but its values.
     """
     order = list(ids)
-    random.Random(derive(seed, "sampling", round_number)).shuffle(order)
+    generator = random.Random(derive(seed, "sampling", round_number))  # nosec B311  # to repeat
+    generator.shuffle(order)
     return order
 
 
@@ -49,7 +50,7 @@ def sample_weighted(
     slots: Sequence[Mapping[ClientId, int]], seed: int, round_number: int
 ) -> list[ClientId]:
     """Return one client for each draw, from that draw's own distribution (units by client)."""
-    generator = random.Random(derive(seed, "sampling", round_number))
+    generator = random.Random(derive(seed, "sampling", round_number))  # nosec B311  # to repeat
     return [generator.choices(list(slot), list(slot.values()))[0] for slot in slots]
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
+import warnings
+from collections import deque
 from pathlib import Path
 
 import pytest
 
 from fedopt_flwr import RunConfig
 from fedopt_flwr.config.client_ids import parse_ids
-from fedopt_flwr.deployment.launcher import ClientProcesses, _shares
+from fedopt_flwr.deployment.launcher import ClientProcesses, _copy, _shares
+from fedopt_flwr.errors import FedoptWarning
 
 
 @pytest.mark.parametrize(("clients", "processes"), [(5, 2), (100, 4), (3, 3), (7, 1)])
@@ -78,3 +83,49 @@ def test_a_child_ends_with_its_parent_and_finds_no_input() -> None:
     assert parent.stdout.read() == ""  # until the child, too, has closed it
     parent.wait()
     parent.stdout.close()
+
+
+TALKATIVE = """
+import sys
+for number in range(5000):
+    print(number, "x" * 100)  # far more than a pipe holds
+print("all said", flush=True)
+sys.stdin.readline()
+print("after", flush=True)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
+def test_a_client_goes_on_while_its_log_cannot_be_written(tmp_path: Path) -> None:
+    log = tmp_path / "clients-0.log"
+    log.symlink_to("/dev/full")
+    said: deque[str] = deque(maxlen=5)
+
+    def wait_until_said(text: str) -> None:
+        deadline = time.monotonic() + 60
+        while text not in said:
+            assert time.monotonic() < deadline, f"the client stopped after {said}"
+            time.sleep(0.01)
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with subprocess.Popen(
+            [sys.executable, "-c", TALKATIVE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdin is not None
+            reader = threading.Thread(target=_copy, args=(process.stdout, log, "0", said))
+            reader.start()
+            wait_until_said("all said")
+            log.unlink()  # there is room again
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.wait(60) == 0
+            reader.join(60)
+    assert "(5001 lines before this one could not be written)" in log.read_text()
+    assert log.read_text().endswith("[clients 0] after\n")
+    (warning,) = warned  # said once
+    assert warning.category is FedoptWarning
+    assert "No space left on device; the run goes on" in str(warning.message)

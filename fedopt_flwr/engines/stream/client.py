@@ -112,7 +112,7 @@ class StreamClient:
 
     def run(self) -> None:
         """Serve; FedoptError says why another attempt is of no use."""
-        jitter = random.Random(derive(0, "reconnect", self._client_id))
+        jitter = random.Random(derive(0, "reconnect", self._client_id))  # nosec B311  # no secret
         pause = _FIRST_PAUSE_SECONDS
         while not self._stopped.is_set():
             self._was_connected = False

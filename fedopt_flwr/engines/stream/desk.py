@@ -19,6 +19,7 @@ from ...errors import RunError
 from ...flower.members import Members
 from .protocol import CLAIM, CLAIM_KEY, LONGEST_PAUSE_SECONDS, RUN_IS_OVER, Claim
 from .proxy import Seat, StreamProxy
+from .revoked import REVOKED, RevokedList, certificate_serial
 from .roster import Roster
 
 _FAREWELL_SECONDS = 5.0
@@ -36,13 +37,20 @@ class Desk(SimpleClientManager):
     """Lets clients in. Flower sees a client only once it has said who it is and what it holds."""
 
     def __init__(
-        self, config: RunConfig, roster: Roster, members: Members, *, certified: bool
+        self,
+        config: RunConfig,
+        roster: Roster,
+        members: Members,
+        *,
+        certified: bool,
+        revoked: RevokedList | None = None,
     ) -> None:
         super().__init__()
         self._federation = config.federation
         self._keep_alive = config.transport.keep_alive_seconds
         self._roster = roster
         self._certified = certified
+        self._revoked = revoked
         self._members = members
         self._lock_seats = threading.Lock()
         self._seats: dict[ClientId, Seat] = {}
@@ -67,13 +75,16 @@ class Desk(SimpleClientManager):
                 f"the one made by `fedopt certs client {client_id}`"
             )
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
+        serial = certificate_serial(context)
+        if self._is_revoked(serial):
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"client {client_id}: {REVOKED}")
         with self._lock_seats:
             earlier = self._seat_to_give_up(claim)
         if earlier is not None:
             self.free(earlier)
         with self._lock_seats:
             self._require_place(claim)
-            seat = Seat(client_id, context.peer(), claim.instance)
+            seat = Seat(client_id, context.peer(), claim.instance, serial)
             self._seats[client_id] = seat
             self._waiting.pop(claim, None)
         self._roster.joining(client_id, seat.peer)
@@ -131,6 +142,18 @@ class Desk(SimpleClientManager):
         now = time.monotonic()
         recent = {c: at for c, at in self._waiting.items() if now < at + _RETRY_SECONDS}
         self._waiting = recent | {claim: now}
+
+    def _is_revoked(self, serial: int | None) -> bool:
+        return self._revoked is not None and self._revoked.refuses(serial)
+
+    def num_available(self) -> int:
+        """Count the clients that can be asked; those revoked since they joined leave before it."""
+        with self._lock_seats:
+            revoked = [seat for seat in self._seats.values() if self._is_revoked(seat.serial)]
+        for seat in revoked:
+            seat.ended_because = REVOKED
+            self.free(seat)
+        return super().num_available()
 
     def register(self, client: ClientProxy) -> bool:
         """Flower's servicer calls this when a stream is open: now the client introduces itself."""

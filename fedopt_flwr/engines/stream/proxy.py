@@ -64,6 +64,7 @@ class Seat:
     client_id: ClientId
     peer: str
     instance: str = ""  # the same in all connections of one process's client
+    serial: int | None = None  # of its certificate
     proxy: StreamProxy | None = None
     left: bool = False
     ended_because: str = ""  # what the client hears, if the server ended it for a reason

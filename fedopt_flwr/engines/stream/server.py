@@ -24,6 +24,7 @@ from ..common import LeanServer, intra_op_threads, quiet
 from .desk import Desk, Refused
 from .protocol import MIB, RUN_IS_OVER, SERVICE, channel_options
 from .proxy import Letter, Seat, SharedArrays, StreamProxy
+from .revoked import REVOKED, RevokedList
 from .roster import Roster
 from .tls import ServerTls
 
@@ -48,7 +49,10 @@ def run_on_streams(
     raises. Whatever ends the run, no stream stays open.
     """
     certified = tls is not None and tls.client_ca is not None
-    desk = Desk(config, roster, strategy.members, certified=certified)
+    revoked = None
+    if tls is not None and tls.client_ca is not None and tls.revoked is not None:
+        revoked = RevokedList(tls.revoked, tls.client_ca, roster.refused)
+    desk = Desk(config, roster, strategy.members, certified=certified, revoked=revoked)
     server, port = _listen(_Servicer(desk, roster), config, address, tls)
     with _stopping_on_signals(desk):
         server.start()
@@ -138,6 +142,8 @@ class _Servicer:
             yield from flower.Join(_in_turn(messages, seat), context)  # type: ignore[arg-type]
         if self._desk.finished:
             context.abort(RUN_IS_OVER, "the run is over")
+        if seat.ended_because == REVOKED:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, REVOKED)
         if seat.ended_because:
             context.abort(grpc.StatusCode.ABORTED, seat.ended_because)
 

@@ -35,11 +35,15 @@ _REASONS = {  # what OpenSSL says -> what it means, seen from this end
 
 @dataclass(frozen=True)
 class ServerTls:
-    """The server's certificate and key, and the CA of clients if they must show a certificate."""
+    """The server's certificate and key, and the CA of clients if they must show a certificate.
+
+    `revoked` is a list, signed by that CA, of those of its certificates that count no more.
+    """
 
     certificate: Path
     key: Path
     client_ca: Path | None = None
+    revoked: Path | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
         """Read the files; ConfigError names the one that cannot be used."""
