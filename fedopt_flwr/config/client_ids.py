@@ -7,12 +7,18 @@ import re
 from ..algorithm import ClientId
 
 MAX_IDS = 100_000  # of one process or certificate
+_NUMBERS = re.compile(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*")
+
+
+def is_name(text: str) -> bool:
+    """Whether a client can be called so: 1 to 64 printable characters that are not numbers."""
+    return 0 < len(text) <= 64 and text.isprintable() and not _NUMBERS.fullmatch(text)
 
 
 def parse_ids(text: str) -> list[ClientId]:
     """Read "7", "0-24", "1,3,8-9" or one name; ValueError says what is wrong."""
-    if not re.fullmatch(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*", text):
-        if not text or len(text) > 64 or not text.isprintable():
+    if not _NUMBERS.fullmatch(text):
+        if not is_name(text):
             raise ValueError(f"got {text!r}; must be a number, ranges such as 0-24, or a name")
         return [text]
     ids: list[ClientId] = []
