@@ -11,11 +11,11 @@ import grpc
 import pytest
 from flwr.proto.transport_pb2 import ClientMessage, Scalar
 from processes import (
+    PATIENCE,
     Processes,
     free_port,
     launch,
     records,
-    start_client,
     start_server,
     wait_until,
     write_config,
@@ -57,9 +57,9 @@ def test_a_federation_of_names_makes_numbers_wait(tmp_path: Path) -> None:
     config = make_config("fedavg", client_ids="names", num_clients=2, clients_per_round=2)
     config["data"] = {"partition": {"kind": "whole"}}
     with ServerThread(config) as server:
-        code, reason = RawPeer(server.port, {"client_id": 0}).refused()
-        assert code is grpc.StatusCode.NOT_FOUND
-        assert "client 0: ids are names in this federation" in reason
+        number = ClientThread(server, 0, tmp_path)
+        reason = number.said.wait_for("next attempt")
+        assert "not found: client 0: ids are names in this federation" in reason
         for name in ("ward-3", "ward 4é"):
             ClientThread(server, name, tmp_path, host=ClientHost(server.config, [name]))
         assert server.result().rounds[-1].clients == ["ward 4é", "ward-3"]
@@ -221,10 +221,11 @@ def test_another_process_of_this_machine_cannot_join_a_launch(processes: Process
 def test_a_server_and_clients_whose_logs_are_full_run_to_the_end(processes: Processes) -> None:
     folder, port = processes.folder, free_port()
     config = write_config(folder, "fedavg", federation={"num_rounds": 2})
-    for name in ("server", "client-0"):
+    for name in ("server", "clients"):
         (folder / f"{name}.log").symlink_to("/dev/full")
     server = start_server(processes, config, port)
-    clients = [start_client(processes, config, port, i) for i in range(3)]
-    assert server.process.wait(90) == 0
-    assert [client.process.wait(30) for client in clients] == [0, 0, 0]
+    who = ("--client-ids", "0-2", "--server", f"127.0.0.1:{port}", "--state-dir", folder / "state")
+    clients = processes.start("clients", "client", config, *who, "--insecure")
+    assert server.process.wait(PATIENCE) == 0
+    assert clients.process.wait(PATIENCE) == 0
     assert records(folder)[-1]["clients"] == [0, 1, 2]
