@@ -229,3 +229,10 @@ def test_a_server_and_clients_whose_logs_are_full_run_to_the_end(processes: Proc
     assert server.process.wait(PATIENCE) == 0
     assert clients.process.wait(PATIENCE) == 0
     assert records(folder)[-1]["clients"] == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_a_launch_whose_output_is_full_runs_to_the_end(processes: Processes) -> None:
+    (processes.folder / "run.log").symlink_to("/dev/full")
+    assert launch(processes, "run", "fedavg", 1).process.wait(PATIENCE) == 0
+    assert (processes.folder / "run" / "summary.json").exists()
