@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import grpc
+
 from fedopt_flwr import RunConfig
 from fedopt_flwr.engines.stream import ClientTls, Roster, ServerAddress, ServerTls, StreamClient
+from fedopt_flwr.engines.stream.protocol import CLAIM_KEY
 from fedopt_flwr.errors import FedoptError
 from fedopt_flwr.rounds.record import RoundRecord
 from fedopt_flwr.run.hosts import ClientHost, HostedClient, states_in
@@ -53,11 +57,14 @@ class ServerThread:
         config: dict[str, Any],
         *,
         tls: ServerTls | None = None,
+        token: str = "",
+        say: Callable[[str], None] | None = None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
     ) -> None:
         self.config, self.said, self._tls = RunConfig(**config), Lines(), tls
+        self._token = token
         self.records: list[RoundRecord] = []
-        self.roster = Roster(self.said)
+        self.roster = Roster(say or self.said)
         self.port = 0
         self._on_round, self._listening = on_round, threading.Event()
         self._result: Result | None = None
@@ -85,6 +92,7 @@ class ServerThread:
                 self.config,
                 "127.0.0.1:0",
                 tls=self._tls,
+                token=self._token,
                 listener=listener,
                 roster=self.roster,
                 on_listening=self._hear_port,
@@ -130,6 +138,7 @@ class ClientThread:
         port: int | None = None,
         address: str | None = None,
         proxy: str | None = None,
+        token: str = "",
     ) -> None:
         host = host or ClientHost(server.config, [client_id])
         address = address or f"localhost:{port or server.port}"
@@ -138,7 +147,7 @@ class ClientThread:
         self.stream = StreamClient(
             client_id,
             wrap(HostedClient(client_id, host, states_in(state))),
-            ServerAddress(address, tls, keep_alive, proxy),
+            ServerAddress(address, tls, keep_alive, proxy, token),
             self.said,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -158,6 +167,51 @@ class ClientThread:
     def join(self) -> None:
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), f"the client still runs; it said:\n{self.said}"
+
+
+class RawPeer:
+    """Something that speaks bytes on a stream: who it says it is, and what it answers.
+
+    It goes on until the server ends the stream, or `close`; `refused` is then code and details.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        claim: bytes | dict[str, Any],
+        *answers: bytes,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        contents = claim if isinstance(claim, bytes) else json.dumps(claim).encode()
+        address = f"localhost:{port}"
+        self._channel = (
+            grpc.secure_channel(address, credentials)
+            if credentials
+            else grpc.insecure_channel(address)
+        )
+        self._closed = threading.Event()
+        self._answers = answers
+        self.heard: list[bytes] = []
+        join = self._channel.stream_stream("/flwr.proto.FlowerService/Join")
+        self._call = join(self._messages(), metadata=((CLAIM_KEY, contents),))
+
+    def _messages(self) -> Iterator[bytes]:
+        yield from self._answers
+        self._closed.wait(PATIENCE)
+
+    def refused(self) -> tuple[grpc.StatusCode, str]:
+        try:
+            self.heard += list(self._call)
+        except grpc.RpcError as error:
+            return error.code(), error.details() or ""
+        finally:
+            self.close()
+        return grpc.StatusCode.OK, ""
+
+    def close(self) -> None:
+        self._closed.set()
+        self._call.cancel()
+        self._channel.close()
 
 
 def hosted_clients(server: ServerThread, ids: Sequence[int], state: Path) -> list[ClientThread]:

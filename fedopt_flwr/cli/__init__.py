@@ -6,6 +6,7 @@ Heavy packages are imported by the command that needs them.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import typer
@@ -16,7 +17,13 @@ from .algorithms import algorithms
 from .certs import certs
 from .client import client
 from .compare import compare
-from .console import LOG, errors_console, mute, spell_what_cannot_be_shown, warnings_as_lines
+from .console import (
+    LOG,
+    errors_console,
+    mute,
+    spell_what_cannot_be_shown,
+    warnings_as_lines,
+)
 from .doctor import doctor
 from .launch import launch
 from .partition import partition
@@ -40,6 +47,8 @@ def main() -> None:
     spell_what_cannot_be_shown()
     LOG.addHandler(logging.NullHandler())  # else Python shows warnings of the log
     LOG.propagate = False
+    # gRPC would write a line for each stranger's failed handshake; clients hear why theirs failed
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         with warnings_as_lines():
             app()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +13,7 @@ import typer
 from ..config.client_ids import parse_ids
 from ..config.run_config import RunConfig
 from ..errors import ConfigError
-from .console import Debug, mute
+from .console import Debug, SteadyOutput, mute
 from .options import (
     Certificate,
     ConfigFile,
@@ -52,15 +55,17 @@ def client(
     tls = _client_tls(ca, certificate, key, insecure)
     require_writable("--state-dir", state_dir, "name a folder on a disk that stays")
     from ..deployment.leash import follow_parent
-    from ..engines.stream import ServerAddress
+    from ..engines.stream import JOIN_TOKEN, ServerAddress
     from ..run.hosts import serve_clients
 
     follow_parent()
     if tls is not None:
         tls.credentials()  # so that wrong files are an error now, not at the first connection
     transport = run_config.transport
-    where = ServerAddress(server, tls, transport.keep_alive_seconds, transport.proxy)
-    errors = serve_clients(run_config, ids, state_dir, where, _say)
+    token = os.environ.pop(JOIN_TOKEN, "")  # processes that this one starts need not know it
+    where = ServerAddress(server, tls, transport.keep_alive_seconds, transport.proxy, token)
+    output = SteadyOutput(sys.stdout)
+    errors = serve_clients(run_config, ids, state_dir, where, partial(_say, output))
     if errors:
         raise errors[0]
 
@@ -96,8 +101,8 @@ def _ids(client_id: str | None, client_ids: str | None) -> list[int | str]:
     return ids
 
 
-def _say(text: str) -> None:
+def _say(output: SteadyOutput, text: str) -> None:
     try:
-        print(text, flush=True)
+        output.write(f"{text}\n")
     except BrokenPipeError:  # the clients stay
         mute()

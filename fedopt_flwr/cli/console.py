@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import contextlib
 import io
@@ -13,7 +14,7 @@ import unicodedata
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from rich.console import Console
@@ -39,14 +40,64 @@ _PLAIN = str.maketrans(
 _SPELLED = "fedopt-spelled"
 
 
+class SteadyOutput(io.TextIOBase):
+    """Standard output or error whose failures, such as a full disk, cost lines but not the run.
+
+    Once it can be written again, a line says so. A reader that is gone still raises.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: TextIO = getattr(stream, "rich_proxied_file", stream)
+        self._failure: OSError | None = None
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        try:
+            if self._failure is not None:
+                self._stream.flush()  # raises for as long as nothing can be written
+                self._stream.write(f"(lines are missing here: {self._failure})\n")
+                self._failure = None
+            self._stream.write(text)
+            self._stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if self._failure is None:
+                atexit.register(self._drop)
+            self._failure = error
+        return len(text)
+
+    def _drop(self) -> None:
+        """Let Python find nothing that it cannot write when it ends: its exit code would change."""
+        atexit.unregister(self._drop)
+        try:
+            self._stream.flush()
+        except OSError:
+            mute(self._stream)
+
+
 def errors_console() -> Console:
     """Return a console on standard error."""
-    return Console(stderr=True, highlight=False)
+    return steady_console(sys.stderr)
 
 
-def mute() -> None:
+def steady_console(stream: TextIO) -> Console:
+    """Return a console whose failures to write do not end a run."""
+    return Console(file=cast(TextIO, SteadyOutput(stream)), highlight=False)
+
+
+def mute(stream: TextIO | None = None) -> None:
     """Let standard output go nowhere, when its reader is gone, as after `| head`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
 
 def spell_what_cannot_be_shown() -> None:

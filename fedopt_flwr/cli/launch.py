@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -63,5 +64,6 @@ def launch(
             roster=display.roster,
             checkpoint=checkpoint,
         )
-    print_results([result_row(run_config.algorithm.name, [result], [])], [])
+    with contextlib.suppress(OSError):  # a full disk; the run is done
+        print_results([result_row(run_config.algorithm.name, [result], [])], [])
     display.finish(result)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from pydantic import BaseModel
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from ..algorithm import Algorithm, Plan
@@ -23,7 +22,13 @@ from ..rounds.record import RoundRecord
 from ..run.checkpoints import has_checkpoint
 from ..run.experiment import Experiment
 from ..run.result import Result
-from .console import errors_console, logging_to, spell_what_cannot_be_shown, warnings_as_lines
+from .console import (
+    errors_console,
+    logging_to,
+    spell_what_cannot_be_shown,
+    steady_console,
+    warnings_as_lines,
+)
 
 _LINES = 10  # plain lines a run, about
 
@@ -32,7 +37,7 @@ class RunDisplay:
     """Shows one run; a `Listener`."""
 
     def __init__(self, directory: Path | None = None, *, shows_setting: bool = True) -> None:
-        self._console = Console(highlight=False)
+        self._console = steady_console(sys.stdout)
         self._shows_setting = shows_setting  # else the rule alone
         self._progress: Progress | None = None
         self._num_rounds = 0

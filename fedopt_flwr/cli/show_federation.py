@@ -6,6 +6,7 @@ from typing import Self
 
 from rich.console import Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -24,6 +25,7 @@ class FederationDisplay(RunDisplay):
         super().__init__(config.output.directory)
         self.roster = Roster(self.say)
         self._num_clients = config.federation.num_clients
+        self._ids_are_numbers = config.federation.client_ids == "numbers"
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -37,11 +39,12 @@ class FederationDisplay(RunDisplay):
         self._print(text if self._num_rounds else f"{text} ({self._presence()})")
 
     def _presence(self) -> str:
-        here = [i for i, client in self.roster.clients().items() if client.num_examples is not None]
+        here = {i for i, client in self.roster.clients().items() if client.is_here}
         text = f"{len(here)} of {self._num_clients} clients connected"
-        missing = [i for i in range(self._num_clients) if i not in here]
-        if 0 < len(missing) <= _NAMED and all(isinstance(i, int) for i in here):
-            text += f", missing {', '.join(map(str, missing))}"
+        few = 0 < self._num_clients - len(here) <= _NAMED
+        if few and self._ids_are_numbers:
+            missing = [str(i) for i in range(self._num_clients) if i not in here]
+            text += f", missing {', '.join(missing)}"
         return text
 
     def _show_progress(self, progress: Progress) -> None:
@@ -57,7 +60,8 @@ class FederationDisplay(RunDisplay):
             seconds = None if client.seconds is None else f"{client.seconds:.2f}"
             facts = (client.round, client.num_examples, seconds)
             cells = ["" if fact is None else str(fact) for fact in facts]
-            table.add_row(str(client_id), client.state, *cells, client.note[:60])
+            note = escape(client.note[:60])  # a client's own words are no markup
+            table.add_row(escape(str(client_id)), client.state, *cells, note)
         if len(clients) > _ROWS:
             table.add_row("…", f"and {len(clients) - _ROWS} more")
         if not self._num_rounds:

@@ -7,28 +7,28 @@ import re
 from ..algorithm import ClientId
 
 MAX_IDS = 100_000  # of one process or certificate
-_LONGEST_NAME = 64
+_NUMBERS = re.compile(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*")
 
 
 def is_client_id(value: object) -> bool:
-    """Whether a value is an id: an int of at least 0, or a name that cannot be read as numbers.
+    """Whether a value is an id: an int of at least 0, or a name.
 
     By type, as a message may hold anything: True and 1.0 equal 1 and are none.
     """
     if type(value) is int:
         return 0 <= value < 10**18
-    if type(value) is not str or len(value) > _LONGEST_NAME:
-        return False
-    try:
-        return parse_ids(value) == [value]
-    except ValueError:
-        return False
+    return type(value) is str and is_name(value)
+
+
+def is_name(text: str) -> bool:
+    """Whether a client can be called so: 1 to 64 printable characters that are not numbers."""
+    return 0 < len(text) <= 64 and text.isprintable() and not _NUMBERS.fullmatch(text)
 
 
 def parse_ids(text: str) -> list[ClientId]:
     """Read "7", "0-24", "1,3,8-9" or one name; ValueError says what is wrong."""
-    if not re.fullmatch(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*", text):
-        if not text or len(text) > _LONGEST_NAME or not text.isprintable():
+    if not _NUMBERS.fullmatch(text):
+        if not is_name(text):
             raise ValueError(f"got {text!r}; must be a number, ranges such as 0-24, or a name")
         return [text]
     ids: list[ClientId] = []

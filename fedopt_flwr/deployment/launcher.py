@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import subprocess  # nosec B404  # a launch is its processes
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from ..config.run_config import RunConfig
-from ..engines.stream import Roster
+from ..engines.stream import JOIN_TOKEN, Roster
 from ..errors import ConfigError, FedoptError, FedoptWarning, MessageError, RunError
 from ..rounds.record import RoundRecord
 from ..run.checkpoints import Checkpoint
@@ -52,14 +53,20 @@ def launch(
     """
     if checkpoint is not None and checkpoint.clients_keep_state:
         _require_states(checkpoint, folder / "state")
+    if config.federation.client_ids == "names":
+        raise ConfigError(
+            "federation.client_ids: got 'names'; the clients of a launch are numbers; leave it out"
+        )
     code = None if checkpoint is None else config.import_folders[0]
-    with ClientProcesses(config, client_arguments, num_processes, folder, code) as clients:
+    token = secrets.token_hex(16)  # others on this machine reach the port, too
+    with ClientProcesses(config, client_arguments, num_processes, folder, token, code) as clients:
         return serve(
             config,
             f"{_HOST}:0",
             tls=None,
             listener=_Watched(listener, clients),
             roster=roster,
+            token=token,
             checkpoint=checkpoint,
             on_listening=clients.start,
             while_waiting=clients.require_alive,
@@ -74,6 +81,7 @@ class ClientProcesses:
     arguments: Sequence[str]
     num_processes: int
     folder: Path
+    token: str  # with which they join
     code: Path | None = None  # where they run, and so find the user's own code
 
     def __post_init__(self) -> None:
@@ -135,6 +143,7 @@ class ClientProcesses:
 
         threads = str(self.config.training.threads)
         own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+        own[JOIN_TOKEN] = self.token
         own["PYTHONIOENCODING"] = "utf-8"  # as the log is, whatever this console can show
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]

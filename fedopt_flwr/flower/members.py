@@ -45,7 +45,12 @@ class Members:
 
     def discover(self, manager: ClientManager) -> None:
         """Wait until N clients are connected; ask who they are. RunError names the missing."""
+        deadline = time.monotonic() + self._federation.start_timeout
         self.gather(manager, "num_clients")
+        while len(self._ids) < self._federation.num_clients and time.monotonic() < deadline:
+            self._while_waiting()  # one left after it was counted, or did not say who it is
+            time.sleep(_POLL_SECONDS)
+            self.gather(manager, "num_clients")
         self.ids = sorted_ids(list(self._proxies))
 
     def gather(self, manager: ClientManager, field: Literal["num_clients", "min_replies"]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -192,6 +193,7 @@ def _leave(
         thread.join(_GRACE_SECONDS / len(threads))
     # A thread deep in a training step cannot be interrupted, and taking the interpreter down with
     # torch in it costs seconds on a busy machine. State files are whole at any moment.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for output in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # a full disk
+            output.flush()
     os._exit(0)

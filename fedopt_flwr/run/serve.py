@@ -24,6 +24,7 @@ def serve(
     tls: ServerTls | None,
     listener: Listener,
     roster: Roster,
+    token: str = "",
     checkpoint: Checkpoint | None = None,
     on_listening: Callable[[int], None] = lambda port: None,
     while_waiting: Callable[[], None] = lambda: None,
@@ -31,7 +32,8 @@ def serve(
     """Wait for the clients, run the federation, write its files and send the clients home.
 
     With `checkpoint` and the configuration of its run, continues that run.
-    `while_waiting` is called while clients are missing and may raise to give up.
+    With a `token`, only clients that know it may join. `while_waiting` is called
+    while clients are missing and may raise to give up.
     """
     keep_freed_memory()
     if checkpoint and checkpoint.client_states:
@@ -55,6 +57,7 @@ def serve(
             num_rounds=run.num_rounds,
             tls=tls,
             roster=roster,
+            token=token,
             on_listening=listening,
         )
         return run.finish()

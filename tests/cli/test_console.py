@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedopt_flwr.cli.console import spell_what_cannot_be_shown, warnings_as_lines
+from fedopt_flwr.cli.console import spell_what_cannot_be_shown, steady_console, warnings_as_lines
 from fedopt_flwr.errors import FedoptWarning
 
 QUICK = ["--set", "federation.num_rounds=2", "--set", "model.options.hidden=[8]"]
@@ -259,3 +259,45 @@ def test_the_log_of_the_package_is_silent_without_debug() -> None:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0
     assert "of a client" not in result.stderr
+
+
+class Full(io.StringIO):
+    """A file on a disk that is full for a while."""
+
+    is_full = False
+
+    def flush(self) -> None:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+
+    def write(self, text: str) -> int:
+        self.flush()
+        return super().write(text)
+
+
+def test_a_full_disk_costs_lines_and_says_so_once() -> None:
+    file = Full()
+    console = steady_console(file)
+    console.print("one")
+    file.is_full = True
+    for word in ("two", "three"):
+        console.print(word)
+    file.is_full = False
+    for word in ("four", "five"):
+        console.print(word)
+    assert file.getvalue().splitlines() == [
+        "one",
+        "(lines are missing here: [Errno 28] No space left on device)",
+        "four",
+        "five",
+    ]
+
+
+def test_a_full_disk_changes_no_exit_code(tmp_path: Path) -> None:
+    run = ["simulate", "--set", f"output.directory={tmp_path / 'run'}", *QUICK]
+    for arguments, code in ((run, 0), (["simulate", "nowhere.toml"], 2), (["algorithms"], 1)):
+        with Path("/dev/full").open("w") as full:
+            command = [sys.executable, "-m", "fedopt_flwr", *arguments]
+            ended = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=full, timeout=120)
+        assert ended.returncode == code
+    assert (tmp_path / "run" / "model.safetensors").exists()

@@ -49,10 +49,11 @@ def test_processes_take_the_gpus_in_turn(
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     config = RunConfig(training={"device": device, "threads": 2})
-    clients = ClientProcesses(config, [], 3, tmp_path)
+    clients = ClientProcesses(config, [], 3, tmp_path, "secret")
     environments = [clients._environment(number) for number in range(3)]
     assert [e.get("CUDA_VISIBLE_DEVICES") for e in environments] == given
     assert {e["OMP_NUM_THREADS"] for e in environments} == {"2"}
+    assert {e["FEDOPT_JOIN_TOKEN"] for e in environments} == {"secret"}
     clients.__exit__(None, None, None)
 
 

@@ -15,8 +15,12 @@ import grpc
 import numpy as np
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from streams import ClientThread, Lines, ServerThread, make_config
+from processes import Processes, free_port
+from streams import ClientThread, Lines, RawPeer, ServerThread, make_config
 
 from fedopt_flwr import ConfigError, simulate
 from fedopt_flwr.deployment import certificates
@@ -162,6 +166,55 @@ def test_a_wrong_host_name_and_a_foreign_server_are_named(authority: Path, tmp_p
     reason = reason_to_give_up(address, client_tls(authority, None))
     assert "not signed by this federation's CA" in reason
     server.stop(None)
+
+
+def test_a_foreign_authority_of_the_same_name_and_key_id_is_named(
+    authority: Path, tmp_path: Path
+) -> None:
+    real = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes())
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = certificates._builder(
+        real.subject, real.subject, key.public_key(), 2, signs_certificates=True
+    )
+    builder._extensions = list(real.extensions)
+    namesake = tmp_path / "namesake.pem"
+    namesake.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    server, address = bare_server(server_tls(authority, mutual=False).credentials())
+    reason = reason_to_give_up(address, ClientTls(namesake))
+    assert "not signed by this federation's CA, but by one of the same name" in reason
+    server.stop(None)
+
+
+@pytest.mark.parametrize("client_id", [True, 0.0, "0", 1, "ward-3", None])
+def test_with_a_certificate_of_its_own_a_client_gets_no_message_as_another(
+    authority: Path, tmp_path: Path, client_id: Any
+) -> None:
+    files = [authority / name for name in ("ca.pem", "0.key", "0.pem")]
+    credentials = grpc.ssl_channel_credentials(*[f.read_bytes() for f in files])
+    with ServerThread(make_config(), tls=server_tls(authority)) as server:
+        peer = RawPeer(server.port, {"client_id": client_id}, credentials=credentials)
+        code, _ = peer.refused()
+        assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED)
+        assert peer.heard == []
+        finish(server, authority, tmp_path)
+
+
+@pytest.mark.slow
+def test_strangers_write_no_lines_into_the_log_of_a_server_with_tls(
+    authority: Path, processes: Processes
+) -> None:
+    port = free_port()
+    files = ["--certificate", authority / "server.pem", "--key", authority / "server.key"]
+    more = ["--client-ca", authority / "ca.pem", "--set", f"output.directory={authority / 'run'}"]
+    server = processes.start("server", "server", "--address", f"127.0.0.1:{port}", *files, *more)
+    server.wait_for("listening")
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            connection.settimeout(2)
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                connection.recv(100)
+    assert len(server.log.splitlines()) == 1, server.log
 
 
 def test_plain_text_and_tls_do_not_meet(authority: Path, tmp_path: Path) -> None:

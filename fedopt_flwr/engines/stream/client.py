@@ -13,7 +13,7 @@ import random
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 from flwr.client import NumPyClient
@@ -66,13 +66,15 @@ _OK = Status(Code.OK, "")
 class ServerAddress:
     """Where the server is and how to speak to it; `tls` None is plain text.
 
-    `proxy` is http://host:port, and counts only for an address outside this machine.
+    `proxy` is http://host:port, and counts only for an address outside this machine. `token` is
+    what a server demands that `fedopt launch` started.
     """
 
     address: str
     tls: ClientTls | None
     keep_alive_seconds: float
     proxy: str | None = None
+    token: str = field(default="", repr=False)
 
     @property
     def proxy_in_use(self) -> str | None:
@@ -102,7 +104,7 @@ class StreamClient:
         self._was_connected = False
         self._own_error: FedoptError | None = None
         self._ping_seconds = server.keep_alive_seconds / 2
-        self._claim = Claim(client_id, uuid.uuid4().hex)
+        self._claim = Claim(client_id, uuid.uuid4().hex, server.token)
 
     def stop(self) -> None:
         """Leave at once; a training that is under way ends unheard."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import threading
 import time
 from concurrent import futures
@@ -17,7 +18,8 @@ from ...config.client_ids import certificate_covers
 from ...config.run_config import RunConfig
 from ...errors import RunError
 from ...flower.members import Members
-from .protocol import CLAIM, CLAIM_KEY, LONGEST_PAUSE_SECONDS, RUN_IS_OVER, Claim
+from ...problems import foreign_text
+from .protocol import CLAIM_KEY, LONGEST_PAUSE_SECONDS, RUN_IS_OVER, Claim, read_claim
 from .proxy import Seat, StreamProxy
 from .revoked import REVOKED, RevokedList, certificate_serial
 from .roster import Roster
@@ -25,12 +27,17 @@ from .roster import Roster
 _FAREWELL_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _RETRY_SECONDS = 1.5 * LONGEST_PAUSE_SECONDS  # after which a refused client has asked again
+_COMMON_NAME = "x509_common_name"
+_NO_SUCH_KIND = grpc.StatusCode.NOT_FOUND  # not final: a client comes back from it
 
 
 class Refused(Exception):
-    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+    """Its text is for the caller, who may be anyone; `details` are for the server's log alone."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str, details: str = "") -> None:
         super().__init__(reason)
         self.code = code
+        self.for_log = f"{reason} ({details})" if details else reason
 
 
 class Desk(SimpleClientManager):
@@ -43,7 +50,8 @@ class Desk(SimpleClientManager):
         members: Members,
         *,
         certified: bool,
-        revoked: RevokedList | None = None,
+        revoked: RevokedList | None,
+        token: str,
     ) -> None:
         super().__init__()
         self._federation = config.federation
@@ -51,44 +59,56 @@ class Desk(SimpleClientManager):
         self._roster = roster
         self._certified = certified
         self._revoked = revoked
+        self._token = token
         self._members = members
         self._lock_seats = threading.Lock()
         self._seats: dict[ClientId, Seat] = {}
-        self._stateless: set[Claim] = set()  # clients that lost their state while connected
-        self._waiting: dict[Claim, float] = {}  # when a client was last refused that asks again
+        # `who` of clients that lost their state while connected
+        self._stateless: set[tuple[ClientId, str]] = set()
+        # when one was last refused that asks again
+        self._waiting: dict[tuple[ClientId, str], float] = {}
         self.closed = False  # takes in no more
         self.finished = False  # because the run is over
 
     def seat(self, context: grpc.ServicerContext) -> Seat:
         """Give the caller the id that it claims, or raise Refused."""
-        claimed = dict(context.invocation_metadata()).get(CLAIM_KEY, b"")
-        try:
-            claim = CLAIM.validate_json(claimed)
-        except ValueError:
-            reason = "this server speaks to `fedopt client`; no client id came"
-            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, reason) from None
-        client_id = claim.client_id
-        names = [n.decode() for n in context.auth_context().get("x509_common_name", [])]
-        if self._certified and not any(certificate_covers(name, client_id) for name in names):
-            reason = (
-                f"client {client_id}: this certificate is for {', '.join(names) or 'nobody'}; use "
-                f"the one made by `fedopt certs client {client_id}`"
-            )
-            raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
-        serial = certificate_serial(context)
-        if self._is_revoked(serial):
-            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"client {client_id}: {REVOKED}")
+        claim = self._credible_claim(context)
         with self._lock_seats:
             earlier = self._seat_to_give_up(claim)
         if earlier is not None:
             self.free(earlier)
         with self._lock_seats:
             self._require_place(claim)
-            seat = Seat(client_id, context.peer(), claim.instance, serial)
-            self._seats[client_id] = seat
-            self._waiting.pop(claim, None)
-        self._roster.joining(client_id, seat.peer)
+            seat = Seat(
+                claim.client_id, context.peer(), claim.instance, certificate_serial(context)
+            )
+            self._seats[claim.client_id] = seat
+            self._waiting.pop(claim.who, None)
+        self._roster.joining(claim.client_id, seat.peer)
         return seat
+
+    def _credible_claim(self, context: grpc.ServicerContext) -> Claim:
+        """Return who the caller says it is if its token and certificate allow that."""
+        try:
+            claim = read_claim(dict(context.invocation_metadata()).get(CLAIM_KEY, b""))
+        except ValueError as error:
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        known = hmac.compare_digest(claim.token.encode(), self._token.encode())
+        if self._token and not known:
+            reason = "this server takes only the clients that its own `fedopt launch` started"
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
+        client_id = claim.client_id
+        names = [n.decode(errors="replace") for n in context.auth_context().get(_COMMON_NAME, [])]
+        if self._certified and not any(certificate_covers(name, client_id) for name in names):
+            reason = (
+                f"client {client_id}: this certificate is for "
+                f"{foreign_text(', '.join(names)) or 'nobody'}; use the one made by "
+                f"`fedopt certs client {client_id}`"
+            )
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
+        if self._is_revoked(certificate_serial(context)):
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"client {client_id}: {REVOKED}")
+        return claim
 
     def _seat_to_give_up(self, claim: Claim) -> Seat | None:
         """Return the connection with this id if it has lost its state and the caller may have it.
@@ -97,7 +117,9 @@ class Desk(SimpleClientManager):
         place of another at most once, and two without the state do not take turns for ever.
         """
         seat = self._seats.get(claim.client_id)
-        if self.closed or seat is None or not seat.has_lost_state or claim in self._stateless:
+        if self.closed or seat is None or not seat.has_lost_state:
+            return None
+        if claim.who in self._stateless:
             return None
         seat.ended_because = (
             "it lost its state, and another connection with this id, "
@@ -106,42 +128,46 @@ class Desk(SimpleClientManager):
         return seat
 
     def _require_place(self, claim: Claim) -> None:
-        client_id = claim.client_id
-        count = self._federation.num_clients
+        client_id, who = claim.client_id, f"client {claim.client_id}"
+        count, kind = self._federation.num_clients, self._federation.client_ids
         if self.finished:
-            self._waiting.pop(claim, None)
+            self._waiting.pop(claim.who, None)
             raise Refused(RUN_IS_OVER, "the run is over")
         if self.closed:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "the server is about to end")
+        if isinstance(client_id, int) is not (kind == "numbers"):
+            self._note_waiting(claim)
+            reason = f"{who}: ids are {kind} in this federation (federation.client_ids)"
+            raise Refused(_NO_SUCH_KIND, reason)
+        if isinstance(client_id, int) and client_id >= count:
+            reason = f"{who}: must be between 0 and {count - 1}; the run has {count}"
+            raise Refused(grpc.StatusCode.OUT_OF_RANGE, reason)
+        if self._members.ids and client_id not in self._members.ids:
+            details = f"with {self._members.ids}"
+            reason = f"{who}: the run began without it"
+            raise Refused(grpc.StatusCode.OUT_OF_RANGE, reason, details)
         if client_id in self._seats:
             self._note_waiting(claim)
             reason = (
-                f"client {client_id}: is connected from {self._seats[client_id].peer}; a second "
-                f"one of that id must wait until the first is gone or was silent for "
-                f"{self._keep_alive:g} s"
+                f"{who}: is connected; a second one of that id must wait until the first is gone "
+                f"or was silent for {self._keep_alive:g} s"
             )
-            raise Refused(grpc.StatusCode.ALREADY_EXISTS, reason)
-        if isinstance(client_id, int) and not 0 <= client_id < count:
-            reason = f"client {client_id}: must be between 0 and {count - 1}; the run has {count}"
-            raise Refused(grpc.StatusCode.OUT_OF_RANGE, reason)
-        if self._members.ids and client_id not in self._members.ids:
-            reason = f"client {client_id}: the run began without it, with {self._members.ids}"
-            raise Refused(grpc.StatusCode.OUT_OF_RANGE, reason)
-        kinds = {type(i) for i in self._seats}
-        if kinds and type(client_id) not in kinds:
-            reason = (
-                f"client {client_id}: numbers and names do not mix; others are {[*self._seats]}"
-            )
-            raise Refused(grpc.StatusCode.OUT_OF_RANGE, reason)
+            details = f"the first is at {self._seats[client_id].peer}"
+            raise Refused(grpc.StatusCode.ALREADY_EXISTS, reason, details)
         if len(self._seats) >= count:
             self._note_waiting(claim)
-            reason = f"client {client_id}: all {count} places are taken by {[*self._seats]}"
-            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+            details = f"by {[*self._seats]}"
+            reason = f"{who}: all {count} places are taken"
+            raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, details)
 
     def _note_waiting(self, claim: Claim) -> None:
+        """Remember who will ask again, the oldest first, and forget the oldest in time."""
         now = time.monotonic()
-        recent = {c: at for c, at in self._waiting.items() if now < at + _RETRY_SECONDS}
-        self._waiting = recent | {claim: now}
+        self._waiting.pop(claim.who, None)
+        self._waiting[claim.who] = now
+        oldest = next(iter(self._waiting))
+        if now >= self._waiting[oldest] + _RETRY_SECONDS:
+            del self._waiting[oldest]
 
     def _is_revoked(self, serial: int | None) -> bool:
         return self._revoked is not None and self._revoked.refuses(serial)
@@ -166,7 +192,8 @@ class Desk(SimpleClientManager):
         client_id = proxy.seat.client_id
         try:
             own_id, count = self._members.introduction(proxy)
-            problem = None if own_id == client_id else f"it then called itself {own_id!r}"
+            same = type(own_id) is type(client_id) and own_id == client_id  # True is no 1
+            problem = None if same else f"it then called itself {own_id!r}"
         except GrpcBridgeClosed:
             return
         except RunError as error:
@@ -174,13 +201,14 @@ class Desk(SimpleClientManager):
         except Exception as error:  # bytes that are no answer
             problem = f"its introduction cannot be read: {type(error).__name__}: {error}"
         if problem is not None:
-            self._roster.refused(f"client {client_id}", problem)
+            self._roster.refused(f"client {client_id}", foreign_text(problem))
             proxy.bridge.close()
             return
+        super().register(proxy)  # before anything is shown
         self._roster.ready(client_id, count)
-        super().register(proxy)
         if proxy.seat.left:  # while it was introduced
             super().unregister(proxy)
+            self._note_leaving(proxy.seat)
 
     def unregister(self, client: ClientProxy) -> None:
         """Flower's servicer calls this when a stream ends; `free` has done the work by then."""
@@ -193,13 +221,17 @@ class Desk(SimpleClientManager):
             seat.left = True
             del self._seats[seat.client_id]
             if seat.has_lost_state:
-                self._stateless.add(Claim(seat.client_id, seat.instance))
+                self._stateless.add((seat.client_id, seat.instance))
         seat.turn.release()
         if seat.proxy is not None:
             seat.proxy.bridge.close()
             super().unregister(seat.proxy)
         if not self.closed:
-            self._roster.away(seat.client_id, seat.ended_because)
+            self._note_leaving(seat)
+
+    def _note_leaving(self, seat: Seat) -> None:
+        has_begun = bool(self._members.ids)  # from then on all ids are of members
+        self._roster.away(seat.client_id, seat.ended_because, forget=not has_begun)
 
     def dismiss(self) -> None:
         """Tell all clients to leave, and take in no more; those that were refused and ask again

@@ -124,6 +124,9 @@ class StreamProxy(NeverAsked, ClientProxy):
             message = ServerMessage(get_properties_ins=get_properties_ins_to_proto(ins))
             answer = self._request(message.SerializeToString(), timeout)
             require_few((), answer.get_properties_res.properties)
+            code = answer.get_properties_res.status.code
+            if code not in {known.value for known in Code}:  # which Flower takes for OK
+                raise ValueError(f"status code {code} is unknown")
             self._properties = get_properties_res_from_proto(answer.get_properties_res)
         return self._properties
 

@@ -40,19 +40,21 @@ def run_on_streams(
     num_rounds: int,
     tls: ServerTls | None,
     roster: Roster,
+    token: str = "",
     on_listening: Callable[[int], None] = lambda port: None,
 ) -> None:
     """Listen at `address`, run `num_rounds` rounds over the clients that join, send them home.
 
-    `on_listening` hears the port, which is free and chosen by the system if the address says 0.
-    Raises ConfigError if the address or a certificate cannot be used, and what Flower's loop
-    raises. Whatever ends the run, no stream stays open.
+    With a `token`, only clients that know it may join. `on_listening` hears the port, which is free
+    and chosen by the system if the address says 0. Raises ConfigError if the address or a
+    certificate cannot be used, and what Flower's loop raises. Whatever ends the run, no stream
+    stays open.
     """
     certified = tls is not None and tls.client_ca is not None
     revoked = None
     if tls is not None and tls.client_ca is not None and tls.revoked is not None:
         revoked = RevokedList(tls.revoked, tls.client_ca, roster.refused)
-    desk = Desk(config, roster, strategy.members, certified=certified, revoked=revoked)
+    desk = Desk(config, roster, strategy.members, certified=certified, revoked=revoked, token=token)
     server, port = _listen(_Servicer(desk, roster), config, address, tls)
     with _stopping_on_signals(desk):
         server.start()
@@ -127,7 +129,7 @@ class _Servicer:
             seat = self._desk.seat(context)
         except Refused as refusal:
             if refusal.code != RUN_IS_OVER:
-                self._roster.refused(context.peer(), str(refusal))
+                self._roster.refused(context.peer(), refusal.for_log)
             context.abort(refusal.code, str(refusal))
         if not context.add_callback(lambda: self._desk.free(seat)):
             self._desk.free(seat)  # the stream ended before it began

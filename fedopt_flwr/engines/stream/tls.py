@@ -17,10 +17,13 @@ from ...errors import ConfigError
 
 _PROBE_SECONDS = 5.0
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+_NAMESAKE = "its certificate is not signed by this federation's CA, but by one of the same name"
 _REASONS = {  # what OpenSSL says -> what it means, seen from this end
     "unable to get local issuer": "its certificate is not signed by this federation's CA",
     "self signed certificate": "its certificate is not signed by this federation's CA",
     "self-signed certificate": "its certificate is not signed by this federation's CA",
+    "certificate signature failure": _NAMESAKE,
+    "BAD_SIGNATURE": _NAMESAKE,
     "certificate has expired": "its certificate has expired",
     "not yet valid": "its certificate is not valid yet (check the clocks)",
     "WRONG_VERSION_NUMBER": "it spoke plain text where TLS is wanted",
