@@ -124,7 +124,7 @@ class Strategy(FederatedStrategy):
         outcome = None
         if self._evaluate_fn is not None:
             outcome = self._evaluate_fn(server_round, to_arrays(parameters), {})
-        if outcome is not None:
+        if outcome is not None and not self.record.taken_back:
             accuracy = outcome[1].get("accuracy")
             self.record.test_loss = float(outcome[0])
             self.record.test_accuracy = None if accuracy is None else float(accuracy)

@@ -24,9 +24,18 @@ _Answer = TypeVar("_Answer")
 
 
 class Members:
-    """Connections by client id. Each connection is asked once for its id and example count."""
+    """Connections by client id. Each connection is asked once for its id and example count.
 
-    def __init__(self, federation: FederationSection, while_waiting: Callable[[], None]) -> None:
+    `known` are all clients of a run that is resumed, with the examples that they had: no other may
+    join, and none with another number.
+    """
+
+    def __init__(
+        self,
+        federation: FederationSection,
+        while_waiting: Callable[[], None],
+        known: Mapping[ClientId, int],
+    ) -> None:
         self._federation = federation
         # what a client must know before it can say how many examples it has
         self._facts = GetPropertiesIns(
@@ -37,11 +46,19 @@ class Members:
         self._ids: dict[str, ClientId] = {}  # Flower's connection id -> client id
         self._proxies: dict[ClientId, ClientProxy] = {}
         self._ask_again: dict[str, float] = {}  # when those that did not say who they are
-        self.num_examples: dict[ClientId, int] = {}
-        self.ids: list[ClientId] = []  # all N, in the order of `sorted_ids`
+        self._known = known
+        self.num_examples: dict[ClientId, int] = dict(known)
+        self.ids: list[ClientId] = list(known)  # all N, in the order of `sorted_ids`
 
     def discover(self, manager: ClientManager) -> None:
-        """Wait until N clients are connected; ask who they are. RunError names the missing."""
+        """Wait until N clients are connected; ask who they are. RunError names the missing.
+
+        A run that is resumed goes on without those that have not come within `start_timeout`, if
+        `min_replies` are there.
+        """
+        if self._known:
+            self._find_again(manager)
+            return
         self.gather(manager, "num_clients")
         self.ids = sorted_ids(list(self._proxies))
         if len(self.ids) != self._federation.num_clients:
@@ -49,6 +66,29 @@ class Members:
                 f"federation.num_clients: got {self._federation.num_clients}; {len(self.ids)} "
                 f"clients with different ids are connected: {self.ids}; give each its own id"
             )
+
+    def _find_again(self, manager: ClientManager) -> None:
+        federation = self._federation
+        deadline = time.monotonic() + federation.start_timeout
+        self.refresh(manager)
+        while len(self._proxies) < len(self.ids) and time.monotonic() < deadline:
+            self._while_waiting()
+            time.sleep(_POLL_SECONDS)
+            self.refresh(manager)
+        missing = ", ".join(str(i) for i in self.ids if i not in self._proxies)
+        here = f"{len(self._proxies)} of the run's {len(self.ids)} clients"
+        if len(self._proxies) < federation.min_replies:
+            raise RunError(
+                f"--resume: only {here} were connected within {federation.start_timeout:g} s, "
+                f"missing {missing}; federation.min_replies is {federation.min_replies}; start "
+                "those, ask for fewer or raise federation.start_timeout"
+            )
+        if missing:
+            text = (
+                f"--resume: the run goes on with {here}, without {missing}, which may come later; "
+                "from here on its bits may differ from those of an undisturbed run"
+            )
+            warnings.warn(text, FedoptWarning, stacklevel=2)
 
     def gather(self, manager: ClientManager, field: Literal["num_clients", "min_replies"]) -> None:
         """Wait until as many clients are connected as this field says; RunError names it."""
@@ -111,6 +151,12 @@ class Members:
             raise RunError(
                 f"it answered client_id {client_id!r} and num_examples {count!r}; the id must be a "
                 "number or a name, and every client needs at least one example"
+            )
+        before = self._known.get(client_id, count)
+        if count != before:
+            raise RunError(
+                f"client {client_id} holds {count} examples and held {before} when the checkpoint "
+                "was made; give it the same data, or start a new run"
             )
         return client_id, count
 

@@ -17,6 +17,7 @@ from ...config.client_ids import certificate_covers
 from ...config.run_config import RunConfig
 from ...errors import RunError
 from ...flower.members import Members
+from ...problems import foreign_text
 from .protocol import CLAIM, CLAIM_KEY, LONGEST_PAUSE_SECONDS, RUN_IS_OVER, Claim
 from .proxy import Seat, StreamProxy
 from .roster import Roster
@@ -152,6 +153,7 @@ class Desk(SimpleClientManager):
             problem = f"its introduction cannot be read: {type(error).__name__}: {error}"
         if problem is not None:
             self._roster.refused(f"client {client_id}", problem)
+            proxy.seat.ended_because = foreign_text(problem)
             proxy.bridge.close()
             return
         self._roster.ready(client_id, count)
