@@ -11,6 +11,7 @@ from fedopt_flwr import RunConfig
 from fedopt_flwr.engines.stream import ClientTls, Roster, ServerAddress, ServerTls, StreamClient
 from fedopt_flwr.errors import FedoptError
 from fedopt_flwr.rounds.record import RoundRecord
+from fedopt_flwr.run.checkpoints import Checkpoint
 from fedopt_flwr.run.hosts import ClientHost, HostedClient, states_in
 from fedopt_flwr.run.result import Result
 from fedopt_flwr.run.run import Silent
@@ -54,7 +55,9 @@ class ServerThread:
         *,
         tls: ServerTls | None = None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
+        self._checkpoint = checkpoint
         self.config, self.said, self._tls = RunConfig(**config), Lines(), tls
         self.records: list[RoundRecord] = []
         self.roster = Roster(self.said)
@@ -87,6 +90,7 @@ class ServerThread:
                 tls=self._tls,
                 listener=listener,
                 roster=self.roster,
+                checkpoint=self._checkpoint,
                 on_listening=self._hear_port,
             )
         except BaseException as error:

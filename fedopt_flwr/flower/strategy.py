@@ -262,7 +262,8 @@ class FederatedStrategy(Strategy):
         self._finish_round(uploads)
         name = spoilt({**state.vectors, **buffers}, {**before.state.vectors, **before.buffers})
         if name is not None:
-            self._take_back(before, f"the norm of the server's {name!r} would be {NOT_FINITE}")
+            why = f"the server's {name!r} would be {NOT_FINITE}, or its norm above 1.8e19"
+            self._take_back(before, why)
 
     def _take_back(self, before: Before, why: str) -> None:
         """Undo the round: its replies do not count, neither here nor for the clients' states."""

@@ -14,6 +14,8 @@ from ..algorithm import ClientId, ServerState
 from ..training.flat_model import is_buffer_name
 from .record import RoundRecord, Upload
 
+_LARGEST = 1.8e19  # whose square float32 holds
+
 
 class Before(NamedTuple):
     """What a round changed, as it was, and the replies that changed it."""
@@ -25,16 +27,19 @@ class Before(NamedTuple):
 
 
 def spoilt(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first array whose norm is no longer finite, or None.
+    """Return the first name of an array whose norm is no longer finite, or None.
 
     That is one pass, in float32: beyond 1.8e19 the squares overflow, as those of every norm, second
-    moment and loss would. What was so before, as constants of a module may be, no round did.
+    moment and loss would. Values that were as large before, such as a mask among a module's
+    buffers, do not count.
     """
-    return next((n for n, a in now.items() if not _is_sound(a) and _is_sound(before.get(n))), None)
+    return next((name for name in sorted(now) if _is_spoilt(now[name], before.get(name))), None)
 
 
-def _is_sound(array: Tensor | None) -> bool:
-    return array is None or math.isfinite(torch.linalg.vector_norm(array.float()))
+def _is_spoilt(now: Tensor, before: Tensor | None) -> bool:
+    if before is not None and not math.isfinite(torch.linalg.vector_norm(now.float())):
+        now = now.where(before.abs() < _LARGEST, 0)
+    return not math.isfinite(torch.linalg.vector_norm(now.float()))
 
 
 def norm(array: Tensor) -> float:
