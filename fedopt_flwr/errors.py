@@ -53,5 +53,9 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM came; it ends what Ctrl-C ends."""
 
 
+class EndOfRun(Exception):
+    """Who hears of a round ends the run with it, as if it were the last one."""
+
+
 class FedoptWarning(UserWarning):
     """Something that works but is probably not what was meant."""

@@ -15,6 +15,7 @@ from fedopt_flwr.engines.stream import ClientTls, Roster, ServerAddress, ServerT
 from fedopt_flwr.engines.stream.protocol import CLAIM_KEY
 from fedopt_flwr.errors import FedoptError
 from fedopt_flwr.rounds.record import RoundRecord
+from fedopt_flwr.run.checkpoints import Checkpoint
 from fedopt_flwr.run.hosts import ClientHost, HostedClient, states_in
 from fedopt_flwr.run.result import Result
 from fedopt_flwr.run.run import Silent
@@ -60,7 +61,9 @@ class ServerThread:
         token: str = "",
         say: Callable[[str], None] | None = None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
+        self._checkpoint = checkpoint
         self.config, self.said, self._tls = RunConfig(**config), Lines(), tls
         self._token = token
         self.records: list[RoundRecord] = []
@@ -95,6 +98,7 @@ class ServerThread:
                 token=self._token,
                 listener=listener,
                 roster=self.roster,
+                checkpoint=self._checkpoint,
                 on_listening=self._hear_port,
             )
         except BaseException as error:

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 import torch
-from flwr.server import Server
+from flwr.server import History, Server
+
+from ..errors import EndOfRun
 
 # parameters of glibc's mallopt
 _TRIM_THRESHOLD = -1
@@ -20,7 +22,14 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20  # bytes; glibc's own limit
 
 
 class LeanServer(Server):
-    """Flower's loop, except that a round's replies are let go when it ends, not one round later."""
+    """Flower's loop, except that a round's replies are let go when it ends, not one round later,
+    and that `EndOfRun` ends it."""
+
+    def fit(self, num_rounds: int, timeout: float | None) -> tuple[History, float]:
+        try:
+            return super().fit(num_rounds, timeout)
+        except EndOfRun:
+            return History(), 0.0
 
     def fit_round(self, server_round: int, timeout: float | None):  # type: ignore[no-untyped-def]
         result = super().fit_round(server_round, timeout)

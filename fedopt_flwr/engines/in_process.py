@@ -15,7 +15,7 @@ from flwr.common import (
     GetPropertiesRes,
     Status,
 )
-from flwr.server import SimpleClientManager
+from flwr.server import History, SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 
 from ..flower import ClientStates, FederatedClient, FederatedStrategy
@@ -118,15 +118,23 @@ class _PruningServer(LeanServer):
         self._states = states
         self._slots = slots
 
+    def fit(self, num_rounds: int, timeout: float | None) -> tuple[History, float]:
+        result = super().fit(num_rounds, timeout)
+        self._prune()
+        return result
+
     def fit_round(self, server_round: int, timeout: float | None):  # type: ignore[no-untyped-def]
+        self._prune()  # only now: until it is evaluated, a round may be taken back
         if self.max_workers == 1:
             result = self._fit_in_this_thread(server_round, timeout)
         else:
             result = super().fit_round(server_round, timeout)
-        for client_id in self._federated.asked:
-            self._states.prune(client_id, {self._federated.versions.get(client_id, NEVER)})
         self._slots.release()
         return result
+
+    def _prune(self) -> None:
+        for client_id in self._federated.asked:
+            self._states.prune(client_id, {self._federated.versions.get(client_id, NEVER)})
 
     def _fit_in_this_thread(self, server_round: int, timeout: float | None):  # type: ignore[no-untyped-def]
         """Train one after another here, so that aggregating finds the memory that training freed;

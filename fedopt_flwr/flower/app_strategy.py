@@ -48,6 +48,7 @@ class StrategyOptions(TypedDict, total=False):
     weighting: Literal["uniform", "examples"]  # None: the rule's own
     buffers: Literal["average", "local"]
     min_replies: int  # with fewer a round moves nothing
+    max_reply_norm: float  # L2, of each vector of a reply; one with a larger one fails
     start_timeout: float  # s to wait for all clients
     round_timeout: float  # s for the start pass; none if not given (for rounds: ServerConfig's)
     threads: int  # intra-op threads of a client
@@ -126,7 +127,7 @@ class Strategy(FederatedStrategy):
         outcome = None
         if self._evaluate_fn is not None:
             outcome = self._evaluate_fn(server_round, to_arrays(parameters), {})
-        if outcome is not None:
+        if outcome is not None and not self.record.taken_back:
             accuracy = outcome[1].get("accuracy")
             self.record.test_loss = float(outcome[0])
             self.record.test_accuracy = None if accuracy is None else float(accuracy)

@@ -27,9 +27,18 @@ _Answer = TypeVar("_Answer")
 
 
 class Members:
-    """Connections by client id. Each connection is asked once for its id and example count."""
+    """Connections by client id. Each connection is asked once for its id and example count.
 
-    def __init__(self, config: RunConfig, while_waiting: Callable[[], None]) -> None:
+    `known` are all clients of a run that is resumed, with the examples that they had: no other may
+    join, and none with another number.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        while_waiting: Callable[[], None],
+        known: Mapping[ClientId, int],
+    ) -> None:
         self._federation = config.federation
         self._most_examples = config.limits.examples
         # what a client must know before it can say how many examples it has
@@ -40,11 +49,19 @@ class Members:
         self._ids: dict[str, ClientId] = {}  # Flower's connection id -> client id
         self._proxies: dict[ClientId, ClientProxy] = {}
         self._ask_again: dict[str, float] = {}  # when those that did not say who they are
-        self.num_examples: dict[ClientId, int] = {}
-        self.ids: list[ClientId] = []  # all N, in the order of `sorted_ids`
+        self._known = known
+        self.num_examples: dict[ClientId, int] = dict(known)
+        self.ids: list[ClientId] = list(known)  # all N, in the order of `sorted_ids`
 
     def discover(self, manager: ClientManager) -> None:
-        """Wait until N clients are connected; ask who they are. RunError names the missing."""
+        """Wait until N clients are connected; ask who they are. RunError names the missing.
+
+        A run that is resumed continues without those that have not come within `start_timeout`, if
+        `min_replies` are there.
+        """
+        if self._known:
+            self._find_again(manager)
+            return
         deadline = time.monotonic() + self._federation.start_timeout
         self.gather(manager, "num_clients")
         while len(self._ids) < self._federation.num_clients and time.monotonic() < deadline:
@@ -52,6 +69,29 @@ class Members:
             time.sleep(_POLL_SECONDS)
             self.gather(manager, "num_clients")
         self.ids = sorted_ids(list(self._proxies))
+
+    def _find_again(self, manager: ClientManager) -> None:
+        federation = self._federation
+        deadline = time.monotonic() + federation.start_timeout
+        self.refresh(manager)
+        while len(self._proxies) < len(self.ids) and time.monotonic() < deadline:
+            self._while_waiting()
+            time.sleep(_POLL_SECONDS)
+            self.refresh(manager)
+        missing = ", ".join(str(i) for i in self.ids if i not in self._proxies)
+        here = f"{len(self._proxies)} of the run's {len(self.ids)} clients"
+        if len(self._proxies) < federation.min_replies:
+            raise RunError(
+                f"--resume: only {here} were connected within {federation.start_timeout:g} s, "
+                f"missing {missing}; federation.min_replies is {federation.min_replies}; start "
+                "those, ask for fewer or raise federation.start_timeout"
+            )
+        if missing:
+            text = (
+                f"--resume: the run continues with {here}, without {missing}, which may come "
+                "later; from here on its bits may differ from those of an undisturbed run"
+            )
+            warnings.warn(text, FedoptWarning, stacklevel=2)
 
     def gather(self, manager: ClientManager, field: Literal["num_clients", "min_replies"]) -> None:
         """Wait until as many clients as this field says are connected and have said who they are;
@@ -133,6 +173,12 @@ class Members:
                 f"it answered num_examples {foreign_text(repr(count), 80)}; must be between 1 and "
                 f"limits.examples ({self._most_examples}); look at its data, or raise "
                 "limits.examples on the server"
+            )
+        before = self._known.get(client_id, count)
+        if count != before:
+            raise RunError(
+                f"client {client_id} holds {count} examples and held {before} when the checkpoint "
+                "was made; give it the same data, or start a new run"
             )
         return client_id, count
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters, ndarrays_to_parameters
@@ -17,8 +18,9 @@ from ..algorithm import Algorithm, ClientId, Plan, ServerState
 from ..config.run_config import RunConfig
 from ..errors import RunError
 from ..rounds.participation import Participation, make_plan, warn_of_one_weight
-from ..rounds.record import TOO_FEW, RoundRecord, Snapshot, Upload
+from ..rounds.record import NOT_COUNTED, NOT_FINITE, RoundRecord, Snapshot, Upload
 from ..rounds.schedules import changed_numbers, scheduled
+from ..rounds.soundness import Before, largest, refuse_above, spoilt
 from ..training.evaluation import Evaluation
 from ..training.flat_model import FlatModel, average_buffers, is_buffer_name
 from .instruction import Instruction
@@ -46,7 +48,8 @@ class FederatedStrategy(Strategy):
     the server's vector and buffers. `template` is the part of an instruction that stays the same in
     every round. `on_start` hears the resolved rule and the plan, `on_round` every finished record;
     `while_waiting` is called while clients are missing and may raise to give up. With `in_memory`
-    arrays go to clients of this process as they are.
+    arrays go to clients of this process as they are. `known` are the run's clients and their
+    numbers of examples, where it is resumed and they may come one by one.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class FederatedStrategy(Strategy):
         while_waiting: Callable[[], None] = lambda: None,
         in_memory: bool = False,
         resume: Snapshot | None = None,
+        known: Mapping[ClientId, int] | None = None,
     ) -> None:
         self.rule = rule
         self._rule_of_round = rule  # with the step sizes of the current round
@@ -73,7 +77,7 @@ class FederatedStrategy(Strategy):
         self._on_round = on_round
         self._in_memory = in_memory
         self._resume = resume
-        self.members = Members(config, while_waiting)
+        self.members = Members(config, while_waiting, known or {})
         self._buffers: dict[str, Tensor] = dict(resume.buffers if resume else {})
         self._averages_buffers = config.federation.buffers == "average" and model.has_buffers
         self.versions: dict[ClientId, int] = dict(resume.versions if resume else {})
@@ -84,6 +88,8 @@ class FederatedStrategy(Strategy):
         self._rounds_before = resume.round if resume else 0
         self.record = RoundRecord(self._rounds_before)
         self._started = 0.0
+        self.last_loss: float | None = None  # of the last evaluation on the test data
+        self._before: Before | None = None  # the current round, until its evaluation is over
         self.state: ServerState
         self._participation: Participation
 
@@ -145,9 +151,9 @@ class FederatedStrategy(Strategy):
         if not uploads:
             error = "client {client}: {error}".format(**self.record.errors[0])
             raise RunError(f"round 0: no client finished the start pass; {error}")
-        self.state = self.rule.server_start(self.state, self._participation.weigh(uploads))
         self.asked = list(self.members.ids)
-        self._finish_round(uploads)
+        state = self.rule.server_start(self.state, self._participation.weigh(uploads))
+        self._move(state, self._buffers, uploads)
 
     def _ask_now(
         self, phase: Phase, ids: Sequence[ClientId], names: tuple[str, ...]
@@ -161,7 +167,9 @@ class FederatedStrategy(Strategy):
         answers = ask_all(questions, self.members.max_workers)
         expected = expected_arrays(names, self.model, with_buffers=False)
         asked_for = self._asked_for(phase)
-        return accept(ids, answers, dict.fromkeys(ids, expected), self.record, asked_for)
+        uploads = accept(ids, answers, dict.fromkeys(ids, expected), self.record, asked_for)
+        limit = self._config.federation.max_reply_norm
+        return refuse_above(limit, uploads, self.record, phase)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -232,21 +240,59 @@ class FederatedStrategy(Strategy):
         uploads = accept(
             self.asked, answers, expected, self.record, self._asked_for("train"), steps
         )
+        limit = self._config.federation.max_reply_norm
+        uploads = refuse_above(limit, uploads, self.record, "train")
         needed = self._config.federation.min_replies
         if len(uploads) < needed:
-            why = f"{TOO_FEW}{len(uploads)} replies, federation.min_replies is {needed}"
-            self.record.errors += [{"client": i, "phase": "train", "error": why} for i in uploads]
+            why = f"{len(uploads)} replies, federation.min_replies is {needed}"
+            self._do_not_count(uploads, f"{NOT_COUNTED}{why}")
             self._finish_round({})
-            return None, {}
+            return self._flower_parameters(), {}
         replies = self._participation.weigh(uploads)
-        self.state = self._rule_of_round.server_update(self.state, replies)
+        state = self._rule_of_round.server_update(self.state, replies)
+        buffers = self._buffers
         if average:
             total = sum(r.weight for r in replies)
-            buffers = [{n: a for n, a in r.upload.items() if is_buffer_name(n)} for r in replies]
+            own = [{n: a for n, a in r.upload.items() if is_buffer_name(n)} for r in replies]
             weights = [r.weight / total for r in replies]
-            self._buffers = average_buffers(list(zip(weights, buffers, strict=True)))
-        self._finish_round(uploads)
+            buffers = average_buffers(list(zip(weights, own, strict=True)))
+        self._move(state, buffers, uploads)
         return self._flower_parameters(), {}
+
+    def _move(
+        self, state: ServerState, buffers: dict[str, Tensor], uploads: Mapping[ClientId, Upload]
+    ) -> None:
+        """End a round with what its replies make of the server's state, if that is finite."""
+        self._before = before = Before(self.state, self._buffers, self.versions, uploads)
+        self.state = state
+        self._buffers = buffers
+        self._finish_round(uploads)
+        name = spoilt({**state.vectors, **buffers}, {**before.state.vectors, **before.buffers})
+        if name is not None:
+            why = f"the server's {name!r} would be {NOT_FINITE}, or its norm above 1.8e19"
+            self._take_back(before, why)
+
+    def _take_back(self, before: Before, why: str) -> None:
+        """Undo the round: its replies do not count, neither here nor for the clients' states."""
+        self._before = None
+        self.state, self._buffers, self.versions, uploads = before
+        self.write_to_model()
+        record = self.record
+        # round 0 moves no model: what it evaluates is as it was
+        record.taken_back = record.round > 0
+        record.clients, record.failures = [], len(self.asked)
+        record.train_loss = record.client_seconds = None
+        record.test_loss = record.test_metric = record.test_accuracy = None
+        client_id, name, size = largest(uploads)
+        reply = f"with a norm of {size:.4g} in {name!r}"
+        others = [i for i in uploads if i != client_id]
+        self._do_not_count([client_id], f"its reply, {reply}, is the largest, and {why}")
+        error = f"{NOT_COUNTED}{why}; the largest reply is that of client {client_id}, {reply}"
+        self._do_not_count(others, error)
+
+    def _do_not_count(self, ids: Iterable[ClientId], error: str) -> None:
+        phase = "train" if self.record.round else "start"
+        self.record.errors += [{"client": i, "phase": phase, "error": error} for i in ids]
 
     def _asked_for(self, phase: Phase) -> dict[str, Scalar]:
         return {"run": self._template.run, "round": self.record.round, "phase": phase}
@@ -272,7 +318,7 @@ class FederatedStrategy(Strategy):
         record.clients = [i for i in self.asked if i in counted]
         record.failures = len(self.asked) - len(counted)
         if counted:
-            self.versions |= dict.fromkeys(counted, record.round)
+            self.versions = self.versions | dict.fromkeys(counted, record.round)
             num_examples = self.state.plan.num_examples
             total = sum(num_examples[i] for i in counted)
             record.train_loss = sum(u.loss * num_examples[i] for i, u in counted.items()) / total
@@ -295,24 +341,40 @@ class FederatedStrategy(Strategy):
     def evaluate(
         self, server_round: int, parameters: Parameters
     ) -> tuple[float, dict[str, Scalar]] | None:
-        """Evaluate the server's model where that is due, and publish the round's record."""
+        """Evaluate the server's model where that is due, and publish the round's record.
+
+        A loss that is not finite, after one that was, takes the round back.
+        """
         record = self.record
-        if server_round == 0 and (self._resume or not self.rule.start_names):
-            return None
-        is_last = record.round == self._config.federation.num_rounds
-        if not self._evaluate or (
-            record.round % self._config.output.evaluate_every and not is_last
-        ):
+        before = self._before
+        is_round = server_round > 0 or (bool(self.rule.start_names) and not self._resume)
+        metrics = self._measure() if is_round else {}
+        loss = record.test_loss
+        if loss is not None:
+            was_finite = self.last_loss is not None and math.isfinite(self.last_loss)
+            if before is not None and was_finite and not math.isfinite(loss):
+                self._take_back(before, f"the test loss would be {loss}, {NOT_FINITE}")
+            else:
+                self.last_loss = loss
+        self._before = None
+        if is_round:
             self._on_round(record)
-            return None
+        return None if record.test_loss is None else (record.test_loss, metrics)
+
+    def _measure(self) -> dict[str, Scalar]:
+        """Note test loss and metric of the round if they are due; return the metric by its name."""
+        record = self.record
+        is_last = record.round == self._config.federation.num_rounds
+        is_due = is_last or record.round % self._config.output.evaluate_every == 0
+        if self._evaluate is None or not is_due or record.taken_back:
+            return {}
         self.write_to_model()
         evaluation = self._evaluate(self.model)
         record.test_loss = evaluation.loss
         metric = record.test_metric = evaluation.metric
         if evaluation.metric_name == "accuracy":
             record.test_accuracy = metric
-        self._on_round(record)
-        return evaluation.loss, {} if metric is None else {evaluation.metric_name: metric}
+        return {} if metric is None else {evaluation.metric_name: metric}
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager

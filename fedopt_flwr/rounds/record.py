@@ -34,7 +34,7 @@ class Upload:
     seconds: float
 
 
-TOO_FEW = "not counted: "  # begins the error of a good reply among fewer than min_replies
+NOT_COUNTED = "not counted: "  # begins the error of a reply that is no failure of its client
 NOT_FINITE = "not finite"  # in the error of every reply or message with NaN or infinite values
 
 
@@ -45,6 +45,7 @@ class RoundRecord:
     round: int
     clients: list[ClientId] = field(default_factory=list)  # whose reply was counted, sorted
     failures: int = 0  # asked and not counted
+    taken_back: bool = False  # moved nothing: the server's state or test loss would not be finite
     train_loss: float | None = None  # mean minibatch loss, weighted by examples
     test_loss: float | None = None
     test_metric: float | None = None  # what model.metric measures

@@ -8,15 +8,16 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import takewhile
 from typing import Protocol
 
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientId, Plan
-from ..errors import FedoptError, FedoptWarning, RunError
+from ..errors import EndOfRun, FedoptError, FedoptWarning, RunError
 from ..flower import STATE_LOST, FederatedStrategy
 from ..own_code import described, is_import_path
-from ..rounds.record import TOO_FEW, RoundRecord
+from ..rounds.record import NOT_COUNTED, RoundRecord
 from .checkpoints import Checkpoint
 from .directory import CURVES, RunDirectory
 from .experiment import Experiment
@@ -26,6 +27,7 @@ from .resuming import require_same, require_same_clients
 from .summary import summarize
 
 _NAMED = 5  # failing clients that are named
+_HOPELESS = 10  # rounds taken back, without one between that moved, that end a run
 
 
 class Listener(Protocol):
@@ -90,6 +92,8 @@ class Run:
             while_waiting=while_waiting,
             in_memory=client_state is not None,
             resume=checkpoint.server if checkpoint else None,
+            # clients of this process are all here, and `_start` compares them
+            known=dict(checkpoint.origin.num_examples) if checkpoint and not client_state else None,
         )
 
     def _start(self, rule: Algorithm, plan: Plan) -> None:
@@ -102,6 +106,8 @@ class Run:
             if self._experiment.data.test is not None:
                 self._initial_loss = self._experiment.evaluate(self.strategy.model).loss
             self._save(0)
+        losses = [record.test_loss for record in self._records if record.test_loss is not None]
+        self.strategy.last_loss = [self._initial_loss, *losses][-1]
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -124,6 +130,8 @@ class Run:
 
     def _with_lost_loss(self, record: RoundRecord) -> RoundRecord:
         """Put back a test loss that was not finite, which JSON cannot hold."""
+        if record.taken_back:
+            return record
         output = self._experiment.config.output
         number = record.round
         last = self._experiment.config.federation.num_rounds
@@ -142,6 +150,9 @@ class Run:
         self._is_telling = True
         self._listener.on_round(record)
         self._is_telling = False
+        idle = takewhile(lambda record: not record.clients, reversed(self._records))
+        if sum(record.taken_back for record in idle) >= _HOPELESS:
+            raise EndOfRun
 
     def _save(self, number: int) -> None:
         """Write a checkpoint where one is due; round 0 is the start, with or without a pass."""
@@ -201,6 +212,8 @@ class Run:
                 self._experiment.config.output.link_mbps,
             ),
         }
+        if self._records[-1:] and self._records[-1].taken_back:
+            summary |= self._final_evaluation()
         before = self._checkpoint.server.round if self._checkpoint else 0
         result = Result(vector, model.module, self._records, summary, before)
         if self._directory is not None:
@@ -208,6 +221,18 @@ class Run:
         for text in _worries(result):
             warnings.warn(text, FedoptWarning, stacklevel=2)
         return result
+
+    def _final_evaluation(self) -> dict[str, float | None]:
+        """Evaluate the model that is left when the last round was taken back."""
+        if self._experiment.data.test is None:
+            return {}
+        found = self._experiment.evaluate(self.strategy.model)
+        accuracy = found.metric if found.metric_name == "accuracy" else None
+        return {
+            "final_test_loss": found.loss,
+            "final_test_metric": found.metric,
+            "final_test_accuracy": accuracy,
+        }
 
     def _write_results(self, directory: RunDirectory, result: Result) -> None:
         config = self._experiment.config
@@ -233,7 +258,7 @@ def _worries(result: Result) -> Iterator[str]:
             f"{result.summary['algorithm']}: diverged in round {diverged_at}: losses were no "
             "longer finite, 20 times the first, or again those of an untrained model; lower the "
             "learning rates, set training.clip_norm, or look for values in the data that are not "
-            "finite"
+            f"finite{_why_taken_back(result.rounds[-1])}"
         )
     elif result.idle_from is not None:
         text = "in any round, so the model is the untrained one"
@@ -243,7 +268,7 @@ def _worries(result: Result) -> Iterator[str]:
         yield f"no client's reply was counted {text}; the last error: {result.last_error}"
     else:
         errors = [e for r in result.rounds if r.round for e in r.errors if e["phase"] == "train"]
-        errors = [error for error in errors if not str(error["error"]).startswith(TOO_FEW)]
+        errors = [error for error in errors if not str(error["error"]).startswith(NOT_COUNTED)]
         failed = Counter(error["client"] for error in errors)
         last_error = {error["client"]: error["error"] for error in errors}
         failing = [i for i in failed if 1 < failed[i] >= counted[i]]
@@ -255,6 +280,17 @@ def _worries(result: Result) -> Iterator[str]:
             )
         if more := len(failing[_NAMED:]):
             yield f"{more} more clients failed in at least half of their rounds; see rounds.jsonl"
+
+
+def _why_taken_back(last: RoundRecord) -> str:
+    if not last.taken_back:
+        return ""
+    named = [e for e in last.errors if not str(e["error"]).startswith(NOT_COUNTED)]
+    text = "; ".join(f"client {e['client']}: {e['error']}" for e in named)
+    return (
+        f"; round {last.round} was taken back ({text}); where that is one client's doing, set "
+        "federation.max_reply_norm"
+    )
 
 
 def _require_states(record: RoundRecord) -> None:

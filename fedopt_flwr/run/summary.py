@@ -45,21 +45,21 @@ def _reached(
 def diverged_at(records: Sequence[RoundRecord], initial_loss: float | None = None) -> int | None:
     """Return the round in which a run diverged, or None.
 
-    That is the first with a loss that is not finite or 20 times its first value, or in which
-    numbers that are not finite made every client fail. Else, where the test loss had halved and
-    ends as high as it began, it is the round from which it stayed above half. A test loss that
-    grows while the model still fits the training data and predicts the test data is overfitting,
-    however high it gets. `initial_loss`, or the test loss of round 0, is that of the untrained
-    model.
+    That is the first with a loss that is not finite or 20 times its first value, or from which on
+    numbers that are not finite kept every reply from counting: a single such round at the end of
+    others may be the work of one client. Else, where the test loss had halved and ends as high as
+    it began, it is the round from which it stayed above half. A test loss that grows while the
+    model still fits the training data and predicts the test data is overfitting, however high it
+    gets. `initial_loss`, or the test loss of round 0, is that of the untrained model.
     """
     first = {} if initial_loss is None else {"test_loss": initial_loss}
     tested = [(r.round, r.test_loss) for r in records if r.test_loss is not None]
     if tested:
         first.setdefault("test_loss", tested[0][1])
     overfits = _overfitting(records, first.get("test_loss", 0.0))
+    lost = [record.round for record in takewhile(_is_lost, reversed(records))]
     for record in records:
-        texts = [str(error["error"]) for error in record.errors]
-        if texts and not record.clients and all(NOT_FINITE in text for text in texts):
+        if record.round in lost and (len(lost) > 1 or len(records) == 1):
             return record.round
         for name in ("train_loss", "test_loss"):
             loss = getattr(record, name)
@@ -74,6 +74,13 @@ def diverged_at(records: Sequence[RoundRecord], initial_loss: float | None = Non
         return None
     low = [number for number, loss in tested if loss < first["test_loss"] / 2]
     return next((number for number, _ in tested if number > low[-1]), None) if low else None
+
+
+def _is_lost(record: RoundRecord) -> bool:
+    """Whether numbers that are not finite are why a round moved nothing."""
+    texts = [str(error["error"]) for error in record.errors]
+    is_theirs = bool(texts) and all(NOT_FINITE in text for text in texts)
+    return not record.clients and (record.taken_back or is_theirs)
 
 
 def _overfitting(records: Sequence[RoundRecord], untrained_loss: float) -> set[int]:

@@ -125,7 +125,9 @@ def average_buffers(weighted: list[tuple[float, dict[str, Tensor]]]) -> dict[str
     result = {}
     for name, first in weighted[0][1].items():
         if first.is_floating_point():
-            result[name] = weighted_sum([(w / total, arrays[name]) for w, arrays in weighted])
+            mean = weighted_sum([(w / total, arrays[name]) for w, arrays in weighted])
+            # a mask of the lowest number there is becomes -inf by rounding
+            result[name] = mean.where(mean.isfinite(), first)
         else:
             result[name] = torch.stack([arrays[name] for _, arrays in weighted]).amax(dim=0)
     return result

@@ -201,7 +201,9 @@ class Desk(SimpleClientManager):
         except Exception as error:  # bytes that are no answer
             problem = f"its introduction cannot be read: {type(error).__name__}: {error}"
         if problem is not None:
-            self._roster.refused(f"client {client_id}", foreign_text(problem))
+            problem = foreign_text(problem)
+            self._roster.refused(f"client {client_id}", problem)
+            proxy.seat.ended_because = problem
             proxy.bridge.close()
             return
         super().register(proxy)  # before anything is shown

@@ -1,0 +1,78 @@
+"""Which numbers would spoil the server's state, and whose reply they most likely came from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import ClientId, ServerState
+from ..training.flat_model import is_buffer_name
+from .record import RoundRecord, Upload
+
+_LARGEST = 1.8e19  # whose square float32 holds
+
+
+class Before(NamedTuple):
+    """What a round changed, as it was, and the replies that changed it."""
+
+    state: ServerState
+    buffers: dict[str, Tensor]
+    versions: dict[ClientId, int]
+    uploads: Mapping[ClientId, Upload]
+
+
+def spoilt(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | None:
+    """Return the first name of an array whose norm is no longer finite, or None.
+
+    That is one pass, in float32: beyond 1.8e19 the squares overflow, as those of every norm, second
+    moment and loss would. Values that were as large before, such as a mask among a module's
+    buffers, do not count.
+    """
+    return next((name for name in sorted(now) if _is_spoilt(now[name], before.get(name))), None)
+
+
+def _is_spoilt(now: Tensor, before: Tensor | None) -> bool:
+    if before is not None and not math.isfinite(torch.linalg.vector_norm(now.float())):
+        now = now.where(before.abs() < _LARGEST, 0)
+    return not math.isfinite(torch.linalg.vector_norm(now.float()))
+
+
+def norm(array: Tensor) -> float:
+    """Return the L2 norm of the finite values of any dtype, also where float32 cannot hold it."""
+    size = float(torch.linalg.vector_norm(array.float()))
+    if math.isfinite(size):
+        return size
+    return float(torch.linalg.vector_norm(array.double().nan_to_num(0.0, 0.0, 0.0)))
+
+
+def largest(uploads: Mapping[ClientId, Upload]) -> tuple[ClientId, str, float]:
+    """Return the client with the array of the largest norm, that array's name and the norm."""
+    norms = [(norm(a), i, n) for i, upload in uploads.items() for n, a in upload.arrays.items()]
+    size, client_id, name = max(norms, key=lambda item: item[0])
+    return client_id, name, size
+
+
+def refuse_above(
+    limit: float | None, uploads: dict[ClientId, Upload], record: RoundRecord, phase: str
+) -> dict[ClientId, Upload]:
+    """Return the uploads whose vectors all have at most that norm; the others become errors."""
+    if limit is None:
+        return uploads
+    kept = {}
+    for client_id, upload in uploads.items():
+        vectors = {n: a for n, a in upload.arrays.items() if not is_buffer_name(n)}
+        _, name, size = largest({client_id: replace(upload, arrays=vectors)})
+        if size <= limit:
+            kept[client_id] = upload
+            continue
+        error = (
+            f"client {client_id}, round {record.round}: {name!r} has the norm {size:.4g}; "
+            f"federation.max_reply_norm is {limit:g}"
+        )
+        record.errors.append({"client": client_id, "phase": phase, "error": error})
+    return kept
