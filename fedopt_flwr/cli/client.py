@@ -59,7 +59,9 @@ def client(
     if tls is not None:
         tls.credentials()  # so that wrong files are an error now, not at the first connection
     transport = run_config.transport
-    where = ServerAddress(server, tls, transport.keep_alive_seconds, transport.proxy)
+    where = ServerAddress(
+        server, tls, transport.keep_alive_seconds, transport.proxy, transport.max_message_mb
+    )
     errors = serve_clients(run_config, ids, state_dir, where, _say)
     if errors:
         raise errors[0]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -34,6 +36,8 @@ MODEL = "model.safetensors"
 CURVES = "curves.png"
 _LOCK = ".lock"  # there while a process writes to the folder
 _RECORD = TypeAdapter(RoundRecord)
+_PATIENCE_SECONDS = 60.0
+_PAUSE_SECONDS = 0.5
 
 
 class RunDirectory:
@@ -156,19 +160,23 @@ class RunDirectory:
 
     def write_results(self, summary: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
         """Write the summary and the model; neither holds a time, an engine or a version's name."""
-        with self._writing("results"):
+
+        def write() -> None:
             with replacing(self.path / SUMMARY) as unfinished:
                 text = json.dumps(as_json(summary), indent=2)
                 unfinished.write_text(text + "\n", encoding="utf-8")
             with replacing(self.path / MODEL) as unfinished:
                 save_tensors(model, unfinished)
 
+        with self._writing("results"):
+            _while_files_are_short(write)
+
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replace the last checkpoint by this one; at any moment one whole checkpoint exists."""
         with self._writing("checkpoint"):
             if self._rounds is not None:  # which the checkpoint counts on
                 os.fsync(self._rounds.fileno())
-            write_checkpoint(self.path, checkpoint)
+            _while_files_are_short(lambda: write_checkpoint(self.path, checkpoint))
 
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[None]:
@@ -197,6 +205,21 @@ class RunDirectory:
         self._take_lock()
         self.close()
         return read_checkpoint(self.path)
+
+
+def _while_files_are_short(write: Callable[[], None]) -> None:
+    """Write; try again for a while where this process has too many files open. Strangers'
+    connections to a server are such files, and those that say nothing are closed."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return write()
+        except (OSError, SafetensorError) as error:
+            is_short = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
+            is_short |= os.strerror(errno.EMFILE) in str(error)  # safetensors gives the text alone
+            if not is_short or time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE_SECONDS)
 
 
 def _record(line: str) -> RoundRecord:

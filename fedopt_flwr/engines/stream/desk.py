@@ -171,6 +171,8 @@ class Desk(SimpleClientManager):
             del self._seats[seat.client_id]
             if seat.has_lost_state:
                 self._stateless.add(Claim(seat.client_id, seat.instance))
+            if seat.ended_because:  # it comes back, and must hear it if the run is over by then
+                self._note_waiting(Claim(seat.client_id, seat.instance))
         seat.turn.release()
         if seat.proxy is not None:
             seat.proxy.bridge.close()

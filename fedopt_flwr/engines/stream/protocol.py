@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 SERVICE = transport_pb2.DESCRIPTOR.services_by_name["FlowerService"].full_name
 CLAIM_KEY = "fedopt-claim-bin"  # metadata of a Join call
+LARGEST_REPLY_KEY = "fedopt-largest-reply"  # metadata of its answer: bytes that the server takes
 RUN_IS_OVER = grpc.StatusCode.FAILED_PRECONDITION  # ends a stream whose client may go home
 LONGEST_PAUSE_SECONDS = 10.0  # of a client before its next attempt, give or take half
 MIB = 1 << 20

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ...algorithm import ClientId
+
+_NAMED = 10  # clients of a line
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,12 @@ class Roster:
     def answered(self, client_id: ClientId, seconds: float, note: str) -> None:
         state = "ready" if self._clients[client_id].state == "training" else "away"
         self._change(client_id, state=state, seconds=seconds, note=note)
+
+    def waiting(self, round_number: int, client_ids: Sequence[ClientId], seconds: float) -> None:
+        names = ", ".join(map(str, client_ids[:_NAMED]))
+        more = f" and {len(client_ids) - _NAMED} more" if len(client_ids) > _NAMED else ""
+        who = f"client{'s' if len(client_ids) > 1 else ''} {names}{more}"
+        self._say(f"round {round_number}: waiting for {who} for {seconds:.0f} s")
 
     def refused(self, who: str, reason: str) -> None:
         self._say(f"{who}: refused: {reason}")
