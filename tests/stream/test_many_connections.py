@@ -15,8 +15,9 @@ from helpers import checkpointed
 from streams import ClientThread, ServerThread, hosted_clients, make_config
 
 from fedopt_flwr import simulate
+from fedopt_flwr.deployment.certificates import create_authority
 from fedopt_flwr.engines.stream.system import allow_many_files, is_established
-from fedopt_flwr.engines.stream.tls import explain
+from fedopt_flwr.engines.stream.tls import ClientTls, explain
 from fedopt_flwr.run.directory import RunDirectory
 
 resource = pytest.importorskip("resource")
@@ -76,7 +77,10 @@ def test_a_client_gets_in_although_idle_connections_fill_the_port(
     assert "left" not in str(server.said)
 
 
-def test_a_server_that_hangs_up_at_once_is_full_and_not_of_another_protocol() -> None:
+def test_a_server_that_hangs_up_at_once_is_full_and_not_of_another_protocol(
+    tmp_path: Path,
+) -> None:
+    create_authority(tmp_path, ["localhost"], days=2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
 
@@ -87,6 +91,7 @@ def test_a_server_that_hangs_up_at_once_is_full_and_not_of_another_protocol() ->
 
         threading.Thread(target=hang_up, daemon=True).start()
         assert explain(address, None) is None
+        assert explain(address, ClientTls(tmp_path / "ca.pem")) is None
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from fedopt_flwr.engines.stream import ServerAddress, StreamClient
 from fedopt_flwr.engines.stream.parts import MOST_PARTS, parse
 from fedopt_flwr.engines.stream.protocol import CLAIM, CLAIM_KEY, SERVICE, Claim
 from fedopt_flwr.flower.messages import ROUND, encode
+from fedopt_flwr.rounds.record import RoundRecord
 from fedopt_flwr.run.experiment import Experiment
 from fedopt_flwr.run.hosts import ClientHost, HostedClient, states_in
 
@@ -85,16 +86,29 @@ def changed(
 
 
 def run_with_changed_reply(
-    state: Path, change: Callable[[ClientMessage], list[bytes]], **federation: Any
-) -> tuple[ServerThread, RawPeer]:
-    """Three clients; the reply of number 1 to round 2 is changed."""
-    with ServerThread(make_config("scaffold_m", **federation)) as server:
+    state: Path,
+    change: Callable[[ClientMessage], list[bytes]],
+    ends_in: int | None = None,
+    **federation: Any,
+) -> tuple[ServerThread, grpc.RpcError | None]:
+    """Three clients; the reply of number 1 to round 2 is changed. Return the server, and the error
+    that ended the stream of number 1 where it has to end in a certain round."""
+
+    def on_round(record: RoundRecord) -> None:
+        if record.round == ends_in:
+            peer.ended()
+            again = changed(server, state, change, 0)  # or the server waits for it at its end
+            closing.callback(again.close)
+
+    with contextlib.ExitStack() as closing:
+        config = make_config("scaffold_m", **federation)
+        server = closing.enter_context(ServerThread(config, on_round=on_round))
         peer = changed(server, state, change, 2)
+        closing.callback(peer.close)
         hosted_clients(server, [0, 2], state)
         server.result()
-        peer.close()
     assert all({0, 2} <= set(record.clients) for record in server.records)
-    return server, peer
+    return server, peer.error
 
 
 def test_a_reply_to_another_round_fails_and_ends_the_stream(tmp_path: Path) -> None:
@@ -103,13 +117,12 @@ def test_a_reply_to_another_round_fails_and_ends_the_stream(tmp_path: Path) -> N
     def change(reply: ClientMessage) -> list[bytes]:
         return [reply.SerializeToString()] * 2
 
-    server, peer = run_with_changed_reply(tmp_path, change, num_rounds=4)
-    number, client, error = server.errors[0]
+    server, ended = run_with_changed_reply(tmp_path, change, ends_in=3)
+    ((number, client, error),) = server.errors
     assert (number, client) == (3, 1)
     assert "its report is for round 2, asked was 3" in error
     assert 1 in server.records[2].clients
-    assert 1 not in server.records[3].clients + server.records[4].clients
-    ended = peer.ended()
+    assert ended is not None
     assert ended.code() == grpc.StatusCode.ABORTED
     assert "its report is for round 2" in ended.details()
     assert "client 1: left: its report is for round 2" in str(server.said)
@@ -171,12 +184,12 @@ def test_a_reply_over_the_limit_is_refused_unread_and_called_too_large(tmp_path:
         reply.fit_res.metrics["error"].string = "E" * 200_000
         return [reply.SerializeToString()]
 
-    server, peer = run_with_changed_reply(tmp_path, change)
-    number, client, error = server.errors[0]
+    server, ended = run_with_changed_reply(tmp_path, change, ends_in=2)
+    ((number, client, error),) = server.errors
     assert (number, client) == (2, 1)
     assert "its reply was too large: the server takes 7" in error
     assert "connection lost" not in error
-    ended = peer.ended()
+    assert ended is not None
     assert ended.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "Received message larger than max (2" in ended.details()
 

@@ -267,6 +267,8 @@ class StreamClient:
         too_large = _TOO_LARGE.search(details)
         if code == grpc.StatusCode.RESOURCE_EXHAUSTED and too_large:
             return self._too_large(int(too_large[1]), int(too_large[2]), details)
+        if code == grpc.StatusCode.CANCELLED:
+            return "the server hung up, as it does where an answer takes too long"
         who = f"client {self._client_id}: the server at {self._server}"
         if code in _FINAL:
             raise ConfigError(f"{who} refuses it: {foreign_text(details)}")

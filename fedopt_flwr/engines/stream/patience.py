@@ -81,17 +81,20 @@ class Patience:
     def _watch(self) -> None:
         while not self._over.wait(_TICK_SECONDS):
             now = time.monotonic()
+            due = []
             with self._lock:
-                late = [q for q in self._open if now - q.started > self._limit(q.phase)]
-                due = [q for q in self._open if now - q.started > _SAY_SECONDS * (q.times_said + 1)]
-            for question in late:
-                limit = self._limit(question.phase)
-                question.give_up(
-                    f"no answer within {limit:.0f} s (federation.round_timeout = auto: {_FACTOR} "
-                    f"times the slowest reply, at least {_LEAST_SECONDS:g} s); connection closed"
-                )
-            for question in due:
-                question.times_said += 1
+                for question in self._open:
+                    waited = now - question.started
+                    limit = self._limit(question.phase)
+                    if waited > limit:
+                        question.give_up(
+                            f"no answer within {limit:.0f} s (federation.round_timeout = auto: "
+                            f"{_FACTOR} times the slowest reply, at least {_LEAST_SECONDS:g} s); "
+                            "connection closed"
+                        )
+                    elif waited > _SAY_SECONDS * (question.times_said + 1):
+                        question.times_said += 1
+                        due.append(question)
             if due:
                 seconds = _SAY_SECONDS * max(q.times_said for q in due)
                 self._say(due[0].round, [q.client_id for q in due], seconds)
