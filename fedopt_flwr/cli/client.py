@@ -62,8 +62,15 @@ def client(
     if tls is not None:
         tls.credentials()  # so that wrong files are an error now, not at the first connection
     transport = run_config.transport
-    token = os.environ.pop(JOIN_TOKEN, "")  # processes that this one starts need not know it
-    where = ServerAddress(server, tls, transport.keep_alive_seconds, transport.proxy, token)
+    where = ServerAddress(
+        server,
+        tls,
+        transport.keep_alive_seconds,
+        transport.proxy,
+        transport.max_message_mb,
+        # processes that this one starts need not know it
+        token=os.environ.pop(JOIN_TOKEN, ""),
+    )
     output = SteadyOutput(sys.stdout)
     errors = serve_clients(run_config, ids, state_dir, where, partial(_say, output))
     if errors:

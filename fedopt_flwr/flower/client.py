@@ -26,6 +26,7 @@ from ..training.flat_model import FlatModel, is_buffer_name
 from ..training.objective import Loss, ModelObjective, batch_positions
 from .instruction import Instruction
 from .messages import NEVER, Scalar, decode, expected_arrays, repeated
+from .sizes import largest_instruction
 from .state import ClientStates
 
 _LOG = logging.getLogger("fedopt_flwr")
@@ -64,6 +65,8 @@ class FederatedClient(NumPyClient):
     An exception in local work does not end the client: it answers with no arrays and the error's
     text, which the server counts and shows as this client's failure.
     """
+
+    largest_instruction: int | None = None  # bytes, of arrays for the model in use
 
     def __init__(
         self, client_id: ClientId, data: ClientData, models: ModelPool, states: ClientStates
@@ -112,7 +115,9 @@ class FederatedClient(NumPyClient):
     ) -> tuple[dict[str, Tensor], float, int]:
         rule = _rule(instruction.algorithm, instruction.hyperparameters)
         names = rule.broadcast_names if instruction.phase == "train" else ("model",)
-        expected = expected_arrays(names, model, with_buffers=instruction.buffers == "average")
+        with_buffers = instruction.buffers == "average"
+        self.largest_instruction = largest_instruction(rule, model, with_buffers=with_buffers)
+        expected = expected_arrays(names, model, with_buffers=with_buffers)
         received = decode(parameters, instruction.arrays, expected, "server")
         received = {name: array.to(model.device) for name, array in received.items()}
         state = self._state(rule, model, instruction)

@@ -12,18 +12,31 @@ _INSTRUCTION_BYTES = 8192  # an upper bound
 _MIB = 1 << 20
 
 
+def largest_instruction(rule: Algorithm, model: FlatModel, *, with_buffers: bool) -> int:
+    """Return the size in bytes of the largest message to a client, an upper bound."""
+    return max(_size(n, model, with_buffers) for n in (rule.broadcast_names, ("model",)))
+
+
+def largest_reply(rule: Algorithm, model: FlatModel, config: RunConfig) -> int:
+    """Return the size in bytes of a client's largest message, an upper bound."""
+    with_buffers = config.federation.buffers == "average"
+    phases = (rule.upload_names, rule.start_names, ("gradient",))
+    return max(_size(names, model, with_buffers) for names in phases)
+
+
+def _size(names: tuple[str, ...], model: FlatModel, with_buffers: bool) -> int:
+    arrays = expected_arrays(names, model, with_buffers=with_buffers)
+    return _INSTRUCTION_BYTES + sum(encoded_size((a.size,), a.dtype) for a in arrays.values())
+
+
 def require_messages_fit(rule: Algorithm, model: FlatModel, config: RunConfig) -> tuple[int, int]:
     """Return the size in bytes of the largest message down and up, an upper bound.
 
     Raises ConfigError, naming the option, if one would be over the limit.
     """
 
-    def total(names: tuple[str, ...]) -> int:
-        arrays = expected_arrays(names, model, with_buffers=config.federation.buffers == "average")
-        return _INSTRUCTION_BYTES + sum(encoded_size((a.size,), a.dtype) for a in arrays.values())
-
-    down = total(rule.broadcast_names)
-    up = total(rule.upload_names)
+    down = largest_instruction(rule, model, with_buffers=config.federation.buffers == "average")
+    up = largest_reply(rule, model, config)
     needed = -(-max(down, up) // _MIB)
     if needed <= config.transport.max_message_mb:
         return down, up

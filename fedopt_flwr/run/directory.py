@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,6 +35,8 @@ MODEL = "model.safetensors"
 CURVES = "curves.png"
 _LOCK = ".lock"  # there while a process writes to the folder
 _RECORD = TypeAdapter(RoundRecord)
+_PATIENCE_SECONDS = 60.0
+_PAUSE_SECONDS = 0.5
 
 
 class RunDirectory:
@@ -158,18 +162,22 @@ class RunDirectory:
 
     def write_results(self, summary: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
         """Write the summary and the model; neither holds a time, an engine or a version's name."""
-        with self._writing("results"):
+
+        def write() -> None:
             with replacing(self.path / SUMMARY) as file:
                 file.write(json.dumps(as_json(summary), indent=2).encode() + b"\n")
             with replacing(self.path / MODEL) as file:
                 file.write(tensor_bytes(model))
+
+        with self._writing("results"):
+            _while_files_are_short(write)
 
     def write_checkpoint(self, checkpoint: Checkpoint, keep: int) -> None:
         """Add a checkpoint and keep the last few; those that are there are whole at any moment."""
         with self._writing("checkpoint"):
             if self._rounds is not None:  # which the checkpoint counts on
                 os.fsync(self._rounds.fileno())
-            write_checkpoint(self.path, checkpoint, keep)
+            _while_files_are_short(lambda: write_checkpoint(self.path, checkpoint, keep))
 
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[None]:
@@ -198,6 +206,19 @@ class RunDirectory:
         self._take_lock()
         self.close()
         return read_checkpoint(self.path)
+
+
+def _while_files_are_short(write: Callable[[], None]) -> None:
+    """Write; try again for a while where this process has too many files open. Strangers'
+    connections to a server are such files, and those that say nothing are closed."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return write()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE_SECONDS)
 
 
 def _record(line: bytes) -> RoundRecord:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import queue
 import random
+import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from flwr.client import NumPyClient
@@ -32,18 +34,22 @@ from flwr.common.serde import (
     get_properties_res_to_proto,
 )
 from flwr.proto.transport_pb2 import ClientMessage, Reason, ServerMessage
-from flwr.proto.transport_pb2_grpc import FlowerServiceStub
 
 from ...algorithm import ClientId
-from ...errors import ConfigError, FedoptError, RunError
-from ...flower.messages import ROUND, require_few, to_arrays
+from ...errors import ConfigError, FedoptError, MessageError, RunError
+from ...flower.messages import ROUND, repeated, to_arrays
+from ...problems import foreign_text
 from ...randomness import derive
+from .parts import parse
 from .protocol import (
     CLAIM,
     CLAIM_KEY,
     LARGEST_MESSAGE,
+    LARGEST_REPLY_KEY,
     LONGEST_PAUSE_SECONDS,
+    MIB,
     RUN_IS_OVER,
+    SERVICE,
     Claim,
     channel_options,
     proxy_for,
@@ -58,6 +64,8 @@ _FINAL = {  # refusals that stay the same however often one asks
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 }
+_SLACK_BYTES = 64 << 10  # of a message, for what instructions grow by
+_TOO_LARGE = re.compile(r"larger than max \((\d+) vs\. (\d+)\)")  # as gRPC says it
 _LOG = logging.getLogger(__name__)
 _OK = Status(Code.OK, "")
 
@@ -66,14 +74,16 @@ _OK = Status(Code.OK, "")
 class ServerAddress:
     """Where the server is and how to speak to it; `tls` None is plain text.
 
-    `proxy` is http://host:port, and counts only for an address outside this machine. `token` is
-    what a server demands that `fedopt launch` started.
+    `proxy` is http://host:port, and counts only for an address outside this machine. A message of
+    more than `max_message_mb` MiB is refused. `token` is what a server demands that `fedopt launch`
+    started.
     """
 
     address: str
     tls: ClientTls | None
     keep_alive_seconds: float
     proxy: str | None = None
+    max_message_mb: int = 512  # of a message from the server
     token: str = field(default="", repr=False)
 
     @property
@@ -104,6 +114,7 @@ class StreamClient:
         self._was_connected = False
         self._own_error: FedoptError | None = None
         self._ping_seconds = server.keep_alive_seconds / 2
+        self._largest_reply = LARGEST_MESSAGE  # bytes that the server takes
         self._claim = Claim(client_id, uuid.uuid4().hex, server.token)
 
     def stop(self) -> None:
@@ -124,10 +135,12 @@ class StreamClient:
                 reason = "the stream ended"
             except grpc.RpcError as error:
                 if error.code() == RUN_IS_OVER:
-                    self._say(error.details())
+                    self._say(foreign_text(error.details()))
                     return
                 reason = self._reason(error)
                 self._ping_less(error)
+            except MessageError as error:
+                reason = f"the server sent what cannot be read: {error}"
             if self._own_error is not None:
                 raise self._own_error
             if self._was_connected:
@@ -141,11 +154,12 @@ class StreamClient:
     def _serve_once(self) -> bool:
         """Open one stream and answer until it ends; return whether the server said goodbye."""
         channel = self._open_channel()
-        answers: queue.SimpleQueue[ClientMessage | None] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         metadata = ((CLAIM_KEY, CLAIM.dump_json(self._claim)),)
         with channel:
             try:
-                call = FlowerServiceStub(channel).Join(iter(answers.get, None), metadata=metadata)
+                join = channel.stream_stream(f"/{SERVICE}/Join")  # bytes: not parsed before checked
+                call = join(iter(answers.get, None), metadata=metadata)
                 self._call = call
                 if self._stopped.is_set():
                     return True
@@ -156,7 +170,8 @@ class StreamClient:
 
     def _open_channel(self) -> grpc.Channel:
         server = self._server
-        options = channel_options(server.keep_alive_seconds, LARGEST_MESSAGE, self._ping_seconds)
+        largest = server.max_message_mb * MIB
+        options = channel_options(server.keep_alive_seconds, largest, self._ping_seconds)
         proxy = server.proxy_in_use
         # by itself gRPC would obey http_proxy and the like, which are often set for a browser and
         # end at a proxy that lets no stream through
@@ -167,24 +182,40 @@ class StreamClient:
             return grpc.insecure_channel(server.address, options)
         return grpc.secure_channel(server.address, server.tls.credentials(), options)
 
-    def _answer_all(
-        self, call: Iterator[ServerMessage], answers: queue.SimpleQueue[ClientMessage | None]
-    ) -> bool:
-        for message in call:
+    def _answer_all(self, call: Any, answers: queue.SimpleQueue[bytes | None]) -> bool:
+        largest: int | None = None  # bytes of an instruction for the model that was built
+        for data in call:
             if not self._was_connected:
                 self._was_connected = True
+                self._largest_reply = _number(dict(call.initial_metadata()).get(LARGEST_REPLY_KEY))
                 self._say(f"connected to {self._server}")
-            answers.put(self._answer(message))
+            if largest is not None and len(data) > largest:
+                raise MessageError(
+                    f"a message of {len(data):,} bytes, where one with this run's model has at "
+                    f"most {largest:,}"
+                )
+            message = parse(data, ServerMessage)
+            del data  # as large as the model
+            answers.put(self._answer(message).SerializeToString())
+            largest = self._largest(message) or largest
             if message.WhichOneof("msg") == "reconnect_ins":
                 for _ in call:  # until the answer has arrived and the server ends the stream
                     pass
                 return True
         return False
 
+    def _largest(self, message: ServerMessage) -> int | None:
+        """Return how large the server's messages may be, once the client knows the model."""
+        arrays: int | None = getattr(self._client, "largest_instruction", None)
+        if arrays is None or message.WhichOneof("msg") != "fit_ins":
+            return None
+        texts = message.ByteSize() - message.fit_ins.parameters.ByteSize()
+        return arrays + int(texts) + _SLACK_BYTES
+
     def _answer(self, message: ServerMessage) -> ClientMessage:
         kind = message.WhichOneof("msg")
         if kind == "fit_ins":
-            return ClientMessage(fit_res=fit_res_to_proto(self._fit(message)))
+            return self._fit(message)
         if kind == "get_properties_ins":
             reply = get_properties_res_to_proto(self._introduce(message))
             return ClientMessage(get_properties_res=reply)
@@ -192,36 +223,57 @@ class StreamClient:
 
     def _introduce(self, message: ServerMessage) -> GetPropertiesRes:
         try:
-            require_few((), message.get_properties_ins.config)
             config = get_properties_ins_from_proto(message.get_properties_ins).config
+        except Exception as error:  # Flower raises many kinds
+            raise MessageError(f"{type(error).__name__}: {foreign_text(error)}") from error
+        try:
             return GetPropertiesRes(_OK, self._client.get_properties(config))
         except Exception as error:
             _LOG.debug("client %s: its introduction failed", self._client_id, exc_info=True)
             text = f"{type(error).__name__}: {error}"
             self._own_error = error if isinstance(error, FedoptError) else RunError(text)
-            return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, text), {})
+            return GetPropertiesRes(
+                Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, foreign_text(text)), {}
+            )
 
-    def _fit(self, message: ServerMessage) -> FitRes:
+    def _fit(self, message: ServerMessage) -> ClientMessage:
+        asked: Mapping[str, Any] = {}
         try:
-            require_few(message.fit_ins.parameters.tensors, message.fit_ins.config)
             ins = fit_ins_from_proto(message.fit_ins)
+            asked = ins.config
             arrays, count, report = self._client.fit(to_arrays(ins.parameters), ins.config)
-            result = FitRes(_OK, ndarrays_to_parameters(arrays), count, report)
-        except Exception as error:
+            if "error" in report:
+                reply = _failure(asked, str(report["error"]))
+            else:
+                parameters = ndarrays_to_parameters(arrays)
+                reply = fit_res_to_proto(FitRes(_OK, parameters, count, report))
+            outcome = f"{count} examples"
+            size = ClientMessage(fit_res=reply).ByteSize()
+            if size > self._largest_reply:
+                raise MessageError(
+                    f"its reply is too large: {size:,} bytes; the server takes "
+                    f"{self._largest_reply:,}"
+                )
+        except Exception as error:  # of the server's message, or of anyone's code
             _LOG.debug("client %s: its training failed", self._client_id, exc_info=True)
-            status = Status(Code.FIT_NOT_IMPLEMENTED, f"{type(error).__name__}: {error}")
-            return FitRes(status, Parameters([], ""), 0, {})
-        outcome = f"failed: {report['error']!s}" if "error" in report else f"{count} examples"
-        self._say(f"round {ins.config.get(ROUND)!s}: {outcome}")
-        return result
+            reply = _failure(asked, f"{type(error).__name__}: {error}")
+        if "error" in reply.metrics:
+            outcome = f"failed: {reply.metrics['error'].string}"
+        self._say(f"round {foreign_text(asked.get(ROUND))}: {outcome}")
+        return ClientMessage(fit_res=reply)
 
     def _reason(self, error: grpc.RpcError) -> str:
         """Say why a stream was lost; raise where coming back is of no use."""
         code = error.code()
         details = error.details() or ""
+        too_large = _TOO_LARGE.search(details)
+        if code == grpc.StatusCode.RESOURCE_EXHAUSTED and too_large:
+            return self._too_large(int(too_large[1]), int(too_large[2]), details)
+        if code == grpc.StatusCode.CANCELLED:
+            return "the server hung up, as it does where an answer takes too long"
         who = f"client {self._client_id}: the server at {self._server}"
         if code in _FINAL:
-            raise ConfigError(f"{who} refuses it: {details}")
+            raise ConfigError(f"{who} refuses it: {foreign_text(details)}")
         if code == grpc.StatusCode.UNAVAILABLE and not self._was_connected:
             problem = explain(self._server.address, self._server.tls, self._server.proxy_in_use)
             if problem is not None:
@@ -229,7 +281,15 @@ class StreamClient:
         cause = details.partition("\n")[0].rpartition("last error: ")[2]
         proxy = self._server.proxy_in_use
         way = f" (through the proxy {proxy})" if proxy and not self._was_connected else ""
-        return f"{code.name.lower().replace('_', ' ')}: {cause}{way}"
+        return f"{code.name.lower().replace('_', ' ')}: {foreign_text(cause)}{way}"
+
+    def _too_large(self, size: int, limit: int, details: str) -> str:
+        if limit != self._server.max_message_mb * MIB or details.startswith("SERVER"):
+            return f"its reply was too large: {size:,} bytes; the server takes {limit:,}"
+        return (
+            f"the server's message is too large: {size:,} bytes; this client takes {limit:,}; set "
+            f"transport.max_message_mb to {-(-size // MIB)} or more on it"
+        )
 
     def _ping_less(self, error: grpc.RpcError) -> None:
         """After a peer hung up because of too many pings, send fewer from now on.
@@ -246,3 +306,20 @@ class StreamClient:
             f"{self._ping_seconds:g} s (set transport.keep_alive_seconds = "
             f"{2 * self._ping_seconds:g} on this client to begin so)"
         )
+
+
+def _failure(asked: Mapping[str, Any], text: str) -> ClientMessage.FitRes:
+    """Say that the work failed. Flower lets nothing else travel beside a status that is not OK, and
+    the server must know which instruction this answers."""
+    report = {key: value for key, value in repeated(asked).items() if value is not None}
+    report["error"] = foreign_text(text)
+    return fit_res_to_proto(FitRes(_OK, Parameters([], ""), 0, report))
+
+
+def _number(text: str | bytes | None) -> int:
+    """Return how many bytes of a reply the server says it takes."""
+    return (
+        int(text)
+        if isinstance(text, str) and re.fullmatch("[0-9]{1,10}", text)
+        else LARGEST_MESSAGE
+    )

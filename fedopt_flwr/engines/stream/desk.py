@@ -136,7 +136,7 @@ class Desk(SimpleClientManager):
         if self.closed:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "the server is about to end")
         if isinstance(client_id, int) is not (kind == "numbers"):
-            self._note_waiting(claim)
+            self._note_waiting(claim.who)
             reason = f"{who}: ids are {kind} in this federation (federation.client_ids)"
             raise Refused(_NO_SUCH_KIND, reason)
         if isinstance(client_id, int) and client_id >= count:
@@ -147,7 +147,7 @@ class Desk(SimpleClientManager):
             reason = f"{who}: the run began without it"
             raise Refused(grpc.StatusCode.OUT_OF_RANGE, reason, details)
         if client_id in self._seats:
-            self._note_waiting(claim)
+            self._note_waiting(claim.who)
             reason = (
                 f"{who}: is connected; a second one of that id must wait until the first is gone "
                 f"or was silent for {self._keep_alive:g} s"
@@ -155,16 +155,16 @@ class Desk(SimpleClientManager):
             details = f"the first is at {self._seats[client_id].peer}"
             raise Refused(grpc.StatusCode.ALREADY_EXISTS, reason, details)
         if len(self._seats) >= count:
-            self._note_waiting(claim)
+            self._note_waiting(claim.who)
             details = f"by {[*self._seats]}"
             reason = f"{who}: all {count} places are taken"
             raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, details)
 
-    def _note_waiting(self, claim: Claim) -> None:
+    def _note_waiting(self, who: tuple[ClientId, str]) -> None:
         """Remember who will ask again, the oldest first, and forget the oldest in time."""
         now = time.monotonic()
-        self._waiting.pop(claim.who, None)
-        self._waiting[claim.who] = now
+        self._waiting.pop(who, None)
+        self._waiting[who] = now
         oldest = next(iter(self._waiting))
         if now >= self._waiting[oldest] + _RETRY_SECONDS:
             del self._waiting[oldest]
@@ -224,6 +224,8 @@ class Desk(SimpleClientManager):
             del self._seats[seat.client_id]
             if seat.has_lost_state:
                 self._stateless.add((seat.client_id, seat.instance))
+            if seat.ended_because:  # it comes back, and must hear it if the run is over by then
+                self._note_waiting((seat.client_id, seat.instance))
         seat.turn.release()
         if seat.proxy is not None:
             seat.proxy.bridge.close()

@@ -23,6 +23,7 @@ PACKAGE = version("fedopt-flwr")
 JOIN_TOKEN = "FEDOPT_JOIN_TOKEN"  # the variable of the environment that holds it
 CLAIM_KEY = "fedopt-claim-bin"  # metadata of a Join call
 _LONGEST_CLAIM = 4096  # bytes
+LARGEST_REPLY_KEY = "fedopt-largest-reply"  # metadata of its answer: bytes that the server takes
 RUN_IS_OVER = grpc.StatusCode.FAILED_PRECONDITION  # ends a stream whose client may go home
 LONGEST_PAUSE_SECONDS = 10.0  # of a client before its next attempt, give or take half
 MIB = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ...algorithm import ClientId
@@ -14,6 +14,7 @@ _LOG = logging.getLogger(__name__)
 _MINUTE = 60.0
 _REFUSALS = 10  # lines a minute; anyone who reaches the port can cause them
 _MOVES = 1000  # lines a minute about clients that joined or left
+_NAMED = 10  # clients of a line
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,12 @@ class Roster:
             known = self._clients.get(client_id, Presence())
             state = "ready" if known.state == "training" else known.state  # it may have left
             self._clients[client_id] = replace(known, state=state, seconds=seconds, note=note)
+
+    def waiting(self, round_number: int, client_ids: Sequence[ClientId], seconds: float) -> None:
+        names = ", ".join(map(str, client_ids[:_NAMED]))
+        more = f" and {len(client_ids) - _NAMED} more" if len(client_ids) > _NAMED else ""
+        who = f"client{'s' if len(client_ids) > 1 else ''} {names}{more}"
+        self._say(f"round {round_number}: waiting for {who} for {seconds:.0f} s")
 
     def refused(self, who: str, reason: str) -> None:
         self._refusals.say(f"{who}: refused: {reason}")

@@ -20,16 +20,22 @@ from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
 from ...config.run_config import RunConfig
 from ...errors import ConfigError, Terminated
 from ...flower import FederatedStrategy
+from ...flower.sizes import largest_reply
 from ..common import LeanServer, intra_op_threads, quiet
 from .desk import Desk, Refused
-from .protocol import MIB, RUN_IS_OVER, SERVICE, channel_options
+from .patience import Patience
+from .protocol import LARGEST_REPLY_KEY, MIB, RUN_IS_OVER, SERVICE, channel_options
 from .proxy import Letter, Seat, SharedArrays, StreamProxy
 from .revoked import REVOKED, RevokedList
 from .roster import Roster
+from .system import allow_many_files
 from .tls import ServerTls
 
 _SPARE_STREAMS = 32  # for clients that are refused while all others are connected
 _GRACE_SECONDS = 2.0
+_HANDSHAKE_SECONDS = 10.0
+_IDLE_SECONDS = 5.0  # of a connection without a stream; our clients open one at once
+_SLACK_BYTES = 64 << 10  # of a reply, for errors and what users add to reports
 
 
 def run_on_streams(
@@ -55,8 +61,13 @@ def run_on_streams(
     if tls is not None and tls.client_ca is not None and tls.revoked is not None:
         revoked = RevokedList(tls.revoked, tls.client_ca, roster.refused)
     desk = Desk(config, roster, strategy.members, certified=certified, revoked=revoked, token=token)
-    server, port = _listen(_Servicer(desk, roster), config, address, tls)
-    with _stopping_on_signals(desk):
+    patience = Patience(config.federation, roster.waiting)
+    largest = largest_reply(strategy.rule, strategy.model, config) + _SLACK_BYTES
+    largest = min(largest, config.transport.max_message_mb * MIB)
+    allow_many_files()
+    servicer = _Servicer(desk, roster, patience, largest)
+    server, port = _listen(servicer, config, address, tls, largest)
+    with _stopping_on_signals(desk), patience.watching():
         server.start()
         try:
             with quiet(), intra_op_threads(config.training.threads):
@@ -90,10 +101,16 @@ def _stopping_on_signals(desk: Desk) -> Iterator[None]:
 
 
 def _listen(
-    servicer: _Servicer, config: RunConfig, address: str, tls: ServerTls | None
+    servicer: _Servicer, config: RunConfig, address: str, tls: ServerTls | None, largest: int
 ) -> tuple[grpc.Server, int]:
     streams = config.federation.num_clients + _SPARE_STREAMS
-    transport = config.transport
+    options = [
+        *channel_options(config.transport.keep_alive_seconds, largest),
+        # strangers must not use up the files that this process may open
+        ("grpc.max_allowed_incoming_connections", streams),
+        ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE_SECONDS)),
+        ("grpc.max_connection_idle_ms", int(1000 * _IDLE_SECONDS)),
+    ]
     server = grpc.server(
         futures.ThreadPoolExecutor(streams, thread_name_prefix="stream"),
         handlers=(
@@ -102,7 +119,7 @@ def _listen(
                 {"Join": grpc.stream_stream_rpc_method_handler(servicer.join, Letter, Letter.take)},
             ),
         ),
-        options=channel_options(transport.keep_alive_seconds, transport.max_message_mb * MIB),
+        options=options,
         maximum_concurrent_rpcs=streams,
     )
     try:
@@ -119,9 +136,11 @@ def _listen(
 class _Servicer:
     """Flower's servicer behind the desk."""
 
-    def __init__(self, desk: Desk, roster: Roster) -> None:
+    def __init__(self, desk: Desk, roster: Roster, patience: Patience, largest: int) -> None:
         self._desk = desk
         self._roster = roster
+        self._patience = patience
+        self._largest = largest  # bytes of a reply
         self._arrays = SharedArrays()
 
     def join(self, messages: Iterator[Letter], context: grpc.ServicerContext) -> Iterator[Letter]:
@@ -131,13 +150,15 @@ class _Servicer:
             if refusal.code != RUN_IS_OVER:
                 self._roster.refused(context.peer(), refusal.for_log)
             context.abort(refusal.code, str(refusal))
+        seat.hang_up = context.cancel
         if not context.add_callback(lambda: self._desk.free(seat)):
             self._desk.free(seat)  # the stream ended before it began
             return
+        context.send_initial_metadata(((LARGEST_REPLY_KEY, str(self._largest)),))
         flower = FlowerServiceServicer(
             self._desk,
             grpc_client_proxy_factory=lambda cid, bridge: StreamProxy(  # type: ignore[arg-type,return-value]
-                cid, bridge, seat, self._arrays, self._roster
+                cid, bridge, seat, self._arrays, self._roster, self._patience, self._largest
             ),
         )
         with contextlib.suppress(GrpcBridgeClosed):  # the connection is lost, or closed by the desk

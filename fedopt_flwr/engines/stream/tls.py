@@ -16,6 +16,7 @@ from cryptography import x509
 from ...errors import ConfigError
 
 _PROBE_SECONDS = 5.0
+_STAYS_SECONDS = 0.5
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _NAMESAKE = "its certificate is not signed by this federation's CA, but by one of the same name"
 _REASONS = {  # what OpenSSL says -> what it means, seen from this end
@@ -98,33 +99,52 @@ def _read_pair(certificate: Path, key: Path) -> tuple[bytes, bytes]:
 
 
 def explain(address: str, tls: ClientTls | None, proxy: str | None = None) -> str | None:
-    """Say why a stream to `address` cannot open, if it is a matter of TLS; else return None."""
+    """Say why a stream to `address` cannot open, if it is a matter of TLS; else return None.
+
+    A server that has no place for another connection hangs up on it, whatever is said.
+    """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     try:
-        if proxy is None:
-            connection = socket.create_connection((host, int(port)), _PROBE_SECONDS)
-        else:
-            way = http.client.HTTPConnection(proxy.removeprefix("http://"), timeout=_PROBE_SECONDS)
-            way.set_tunnel(host, int(port))
-            way.connect()
-            connection = way.sock
-        with connection:
-            return _explain_plain(connection) if tls is None else _handshake(connection, host, tls)
+        with _connect(host, int(port), proxy) as connection:
+            if tls is not None:
+                return _handshake(connection, host, tls)
+            if _greets(connection):
+                return None
+        with _connect(host, int(port), proxy) as connection:
+            if not _is_open(connection):
+                return None
     except (OSError, ValueError, http.client.HTTPException):
         return None
-
-
-def _explain_plain(connection: socket.socket) -> str | None:
-    """A gRPC server without TLS greets at once; one with TLS hangs up on plain text."""
-    connection.sendall(_PREFACE)
-    try:
-        greeting = connection.recv(9)
-    except ConnectionError:
-        greeting = b""
-    if len(greeting) == 9 and greeting[3] == 4:  # a SETTINGS frame
-        return None
     return "it does not answer plain text as gRPC does: give --ca if it speaks TLS"
+
+
+def _connect(host: str, port: int, proxy: str | None) -> socket.socket:
+    if proxy is None:
+        return socket.create_connection((host, port), _PROBE_SECONDS)
+    way = http.client.HTTPConnection(proxy.removeprefix("http://"), timeout=_PROBE_SECONDS)
+    way.set_tunnel(host, port)
+    way.connect()
+    connection: socket.socket = way.sock
+    return connection
+
+
+def _greets(connection: socket.socket) -> bool:
+    """Whether a gRPC server without TLS is there; one with TLS hangs up on plain text."""
+    connection.sendall(_PREFACE)
+    with contextlib.suppress(ConnectionError):
+        greeting = connection.recv(9)
+        return len(greeting) == 9 and greeting[3] == 4  # a SETTINGS frame
+    return False
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Whether a server lets a connection stay on which nothing was said yet."""
+    connection.settimeout(_STAYS_SECONDS)
+    try:
+        return connection.recv(1) != b""
+    except TimeoutError:
+        return True
 
 
 def _handshake(connection: socket.socket, host: str, tls: ClientTls) -> str | None:
@@ -144,6 +164,8 @@ def _handshake(connection: socket.socket, host: str, tls: ClientTls) -> str | No
         if "ostname mismatch" in error.verify_message or "IP address mismatch" in str(error):
             return f"its certificate is not for {host!r}: {error.verify_message}"
         return _plain_reason(error.verify_message)
+    except ssl.SSLEOFError:
+        return None
     except ssl.SSLError as error:
         return _plain_reason(f"{error.reason} {error}")
     if tls.certificate is None:

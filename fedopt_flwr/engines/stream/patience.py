@@ -1,0 +1,105 @@
+"""How long a round waits for replies, and who it is waiting for."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ...algorithm import ClientId
+from ...config.sections import FederationSection
+
+_TICK_SECONDS = 1.0
+_SAY_SECONDS = 60.0
+_LEAST_SECONDS = 600.0
+_FACTOR = 20
+
+
+@dataclass(eq=False)
+class Question:
+    """One that a client has not answered yet."""
+
+    client_id: ClientId
+    round: int
+    phase: str
+    give_up: Callable[[str], None]  # hears why
+    started: float
+    times_said: int = 0
+
+
+class Patience:
+    """Watches what was asked of clients.
+
+    `say` hears once a minute who is waited for: round, clients, seconds. With
+    `federation.round_timeout` = "auto" a client is given up, and its stream ended, when it takes 20
+    times as long as the slowest reply of the run to an instruction of the same phase, and at least
+    600 s. Before there is one, nobody knows what is long. Other timeouts are Flower's to keep.
+    """
+
+    def __init__(
+        self, federation: FederationSection, say: Callable[[int, list[ClientId], float], None]
+    ) -> None:
+        self._is_automatic = federation.round_timeout == "auto"
+        self._say = say
+        self._lock = threading.Lock()
+        self._open: list[Question] = []
+        self._slowest: dict[str, float] = {}  # seconds of a reply, by phase
+        self._over = threading.Event()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Do all of this meanwhile."""
+        thread = threading.Thread(target=self._watch, name="patience", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+
+    @contextlib.contextmanager
+    def waiting(
+        self, client_id: ClientId, round_number: int, phase: str, give_up: Callable[[str], None]
+    ) -> Iterator[None]:
+        """Count a client as asked meanwhile."""
+        question = Question(client_id, round_number, phase, give_up, time.monotonic())
+        with self._lock:
+            self._open.append(question)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.remove(question)
+
+    def heard(self, phase: str, seconds: float) -> None:
+        """Learn from a reply that is of use how long one takes."""
+        with self._lock:
+            self._slowest[phase] = max(self._slowest.get(phase, 0.0), seconds)
+
+    def _watch(self) -> None:
+        while not self._over.wait(_TICK_SECONDS):
+            now = time.monotonic()
+            due = []
+            with self._lock:
+                for question in self._open:
+                    waited = now - question.started
+                    limit = self._limit(question.phase)
+                    if waited > limit:
+                        question.give_up(
+                            f"no answer within {limit:.0f} s (federation.round_timeout = auto: "
+                            f"{_FACTOR} times the slowest reply, at least {_LEAST_SECONDS:g} s); "
+                            "connection closed"
+                        )
+                    elif waited > _SAY_SECONDS * (question.times_said + 1):
+                        question.times_said += 1
+                        due.append(question)
+            if due:
+                seconds = _SAY_SECONDS * max(q.times_said for q in due)
+                self._say(due[0].round, [q.client_id for q in due], seconds)
+
+    def _limit(self, phase: str) -> float:
+        if not self._is_automatic or phase not in self._slowest:
+            return float("inf")
+        return max(_FACTOR * self._slowest[phase], _LEAST_SECONDS)
