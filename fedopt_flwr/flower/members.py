@@ -62,12 +62,7 @@ class Members:
         if self._known:
             self._find_again(manager)
             return
-        deadline = time.monotonic() + self._federation.start_timeout
         self.gather(manager, "num_clients")
-        while len(self._ids) < self._federation.num_clients and time.monotonic() < deadline:
-            self._while_waiting()  # one left after it was counted, or did not say who it is
-            time.sleep(_POLL_SECONDS)
-            self.gather(manager, "num_clients")
         self.ids = sorted_ids(list(self._proxies))
 
     def _find_again(self, manager: ClientManager) -> None:
