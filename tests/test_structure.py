@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +144,14 @@ def test_readme_and_docs_hold_what_the_table_of_rules_says() -> None:
     assert "\n".join(table) in (root / "README.md").read_text(encoding="utf-8")
     pages = (root / "docs" / "algorithms.md").read_text(encoding="utf-8")
     assert pages == markdown_pages(described) + "\n"  # else: fedopt algorithms --markdown
+
+
+def test_promises_name_tests_that_exist() -> None:
+    root = PACKAGE.parent
+    text = (root / "docs" / "reliability.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_/]+\.py)`", text))
+    assert len(named) > 15
+    assert [name for name in sorted(named) if not (root / "tests" / name).is_file()] == []
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -52,9 +52,7 @@ def test_a_resumed_run_goes_on_with_some_and_takes_in_the_others_when_they_come(
     manager, members = SimpleClientManager(), resumed(min_replies=2)
     connect(manager, 2, 5)
     connect(manager, 0, 12)
-    with pytest.warns(
-        FedoptWarning, match="with 2 of the run.s 3 clients, without 1, wh"
-    ):
+    with pytest.warns(FedoptWarning, match="with 2 of the run.s 3 clients, without 1, wh"):
         members.discover(manager)
     assert (members.ids, members.num_examples) == ([0, 1, 2], KNOWN)
     assert members.connected(1) is None
