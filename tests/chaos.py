@@ -33,6 +33,7 @@ from processes import (
 from fedopt_flwr.flower import DiskStates
 from fedopt_flwr.run.directory import RunDirectory
 
+_MOVES = 3  # of the adversary in one round: a slow machine gets on, too
 _PAUSES = (0.3, 2.0, 6.0)  # seconds for which a client is stopped; keep-alive ends after 4
 
 
@@ -119,6 +120,7 @@ class Chaos:
         self._clients: dict[int, Process] = {}
         self._stopped: dict[int, float] = {}  # until when
         self._done = 0
+        self._moves: list[int] = []  # rounds that were done at each
         self._server: Process
 
     def run(self) -> None:
@@ -131,7 +133,9 @@ class Chaos:
         while self._server.process.poll() is None:
             time.sleep(self._rng.uniform(0.2, 1.2))
             self._continue_stopped()
-            self._move()
+            if self._moves.count(self._rounds_done()) < _MOVES:
+                self._moves.append(self._done)
+                self._move()
         for client_id in [*self._stopped]:
             self._signal(client_id, signal.SIGCONT)
         assert self._server.ended() == 0, self._server.log
@@ -164,7 +168,6 @@ class Chaos:
         self.counts[what] = self.counts.get(what, 0) + 1
 
     def _move(self) -> None:
-        self._rounds_done()
         if self._is_gone(0) and self._clients[0].process.poll() is None:
             self._clients[0].kill()
             self._stopped.pop(0, None)
@@ -187,7 +190,7 @@ class Chaos:
             self._wires[client_id].cut()
 
     def _replace_server(self) -> None:
-        if self._server.process.poll() is not None:
+        if self._server.process.poll() is not None or self._moves.count(self._done) > 1:
             return
         self._count("server kills")
         self._server.kill()
