@@ -75,6 +75,7 @@ def test_a_federation_of_names_makes_numbers_wait(tmp_path: Path) -> None:
         introduction(1, num_examples=-1),
         introduction("\x1b[31m" + "x" * 5000),
     ],
+    ids=["a fraction", "true", "a text", "an unknown status", "below zero", "a long name"],
 )
 def test_an_introduction_that_is_not_quite_right_gives_the_place_back(
     tmp_path: Path, answer: bytes
