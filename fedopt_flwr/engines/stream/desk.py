@@ -149,11 +149,11 @@ class Desk(SimpleClientManager):
             return
         except RunError as error:
             problem = str(error)
+            proxy.seat.ended_because = foreign_text(problem)
         except Exception as error:  # bytes that are no answer
             problem = f"its introduction cannot be read: {type(error).__name__}: {error}"
         if problem is not None:
             self._roster.refused(f"client {client_id}", problem)
-            proxy.seat.ended_because = foreign_text(problem)
             proxy.bridge.close()
             return
         self._roster.ready(client_id, count)
