@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters, ndarrays_to_parameters
@@ -20,7 +20,7 @@ from ..errors import RunError
 from ..rounds.participation import Participation, make_plan, warn_of_one_weight
 from ..rounds.record import NOT_COUNTED, NOT_FINITE, RoundRecord, Snapshot, Upload
 from ..rounds.schedules import changed_numbers, scheduled
-from ..rounds.soundness import Before, largest, refuse_above, spoilt
+from ..rounds.soundness import Before, refuse_above, spoilt, take_back
 from ..training.evaluation import Evaluation
 from ..training.flat_model import FlatModel, average_buffers, is_buffer_name
 from .instruction import Instruction
@@ -244,8 +244,8 @@ class FederatedStrategy(Strategy):
         uploads = refuse_above(limit, uploads, self.record, "train")
         needed = self._config.federation.min_replies
         if len(uploads) < needed:
-            why = f"{len(uploads)} replies, federation.min_replies is {needed}"
-            self._do_not_count(uploads, f"{NOT_COUNTED}{why}")
+            why = f"{NOT_COUNTED}{len(uploads)} replies, federation.min_replies is {needed}"
+            self.record.errors += [{"client": i, "phase": "train", "error": why} for i in uploads]
             self._finish_round({})
             return self._flower_parameters(), {}
         replies = self._participation.weigh(uploads)
@@ -277,22 +277,7 @@ class FederatedStrategy(Strategy):
         self._before = None
         self.state, self._buffers, self.versions, uploads = before
         self.write_to_model()
-        record = self.record
-        # round 0 moves no model: what it evaluates is as it was
-        record.taken_back = record.round > 0
-        record.clients, record.failures = [], len(self.asked)
-        record.train_loss = record.client_seconds = None
-        record.test_loss = record.test_metric = record.test_accuracy = None
-        client_id, name, size = largest(uploads)
-        reply = f"with a norm of {size:.4g} in {name!r}"
-        others = [i for i in uploads if i != client_id]
-        self._do_not_count([client_id], f"its reply, {reply}, is the largest, and {why}")
-        error = f"{NOT_COUNTED}{why}; the largest reply is that of client {client_id}, {reply}"
-        self._do_not_count(others, error)
-
-    def _do_not_count(self, ids: Iterable[ClientId], error: str) -> None:
-        phase = "train" if self.record.round else "start"
-        self.record.errors += [{"client": i, "phase": phase, "error": error} for i in ids]
+        take_back(self.record, uploads, len(self.asked), why)
 
     def _asked_for(self, phase: Phase) -> dict[str, Scalar]:
         return {"run": self._template.run, "round": self.record.round, "phase": phase}

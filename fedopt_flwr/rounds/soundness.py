@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..algorithm import ClientId, ServerState
 from ..training.flat_model import is_buffer_name
-from .record import RoundRecord, Upload
+from .record import NOT_COUNTED, RoundRecord, Upload
 
 _LARGEST = 1.8e19  # whose square float32 holds
 
@@ -55,6 +55,24 @@ def largest(uploads: Mapping[ClientId, Upload]) -> tuple[ClientId, str, float]:
     norms = [(norm(a), i, n) for i, upload in uploads.items() for n, a in upload.arrays.items()]
     size, client_id, name = max(norms, key=lambda item: item[0])
     return client_id, name, size
+
+
+def take_back(
+    record: RoundRecord, uploads: Mapping[ClientId, Upload], num_asked: int, why: str
+) -> None:
+    """Record that a round moved nothing, for that reason, and whose reply is suspect."""
+    record.taken_back = record.round > 0  # round 0 moves no model, and evaluates it as it was
+    record.clients = []
+    record.failures = num_asked
+    record.train_loss = record.client_seconds = None
+    record.test_loss = record.test_metric = record.test_accuracy = None
+    suspect, name, size = largest(uploads)
+    reply = f"with a norm of {size:.4g} in {name!r}"
+    other = f"{NOT_COUNTED}{why}; the largest reply is that of client {suspect}, {reply}"
+    texts = dict.fromkeys(uploads, other)
+    texts[suspect] = f"its reply, {reply}, is the largest, and {why}"
+    phase = "train" if record.round else "start"
+    record.errors += [{"client": i, "phase": phase, "error": text} for i, text in texts.items()]
 
 
 def refuse_above(

@@ -51,6 +51,30 @@ def test_what_counts_as_diverged() -> None:
     assert diverged_at(failed) is None
 
 
+def test_rounds_that_numbers_took_are_divergence_where_no_other_follows() -> None:
+    """A single one may be the work of one client, wherever it stands."""
+
+    def run(*lost: int) -> list[RoundRecord]:
+        records = with_losses(2.0, 1.5, 1.2, 1.1)
+        for record in records:
+            record.clients, record.taken_back = [0], record.round in lost
+            if record.taken_back:
+                record.clients, record.test_loss = [], None
+        return records
+
+    assert diverged_at(run(), initial_loss=2.3) is None
+    assert diverged_at(run(1), initial_loss=2.3) is None
+    assert diverged_at(run(2, 3), initial_loss=2.3) is None
+    assert diverged_at(run(4), initial_loss=2.3) is None
+    assert diverged_at(run(3, 4), initial_loss=2.3) == 3
+    assert diverged_at(run(1, 2, 3, 4), initial_loss=2.3) == 1
+    # the same where it is the clients' own numbers that are not finite
+    records = run(4)
+    records[2].clients = []
+    records[2].errors = [{"client": 0, "error": f"'delta' is {NOT_FINITE}: 3"}]
+    assert diverged_at(records, initial_loss=2.3) == 3
+
+
 def with_facts(*facts: tuple[float, float, float | None]) -> list[RoundRecord]:
     """Records of (train loss, test loss, test accuracy)."""
     return [

@@ -198,12 +198,12 @@ class Desk(SimpleClientManager):
             return
         except RunError as error:
             problem = str(error)
+            proxy.seat.ended_because = foreign_text(problem)
         except Exception as error:  # bytes that are no answer
             problem = f"its introduction cannot be read: {type(error).__name__}: {error}"
         if problem is not None:
             problem = foreign_text(problem)
             self._roster.refused(f"client {client_id}", problem)
-            proxy.seat.ended_because = problem
             proxy.bridge.close()
             return
         super().register(proxy)  # before anything is shown
