@@ -151,7 +151,7 @@ class ClientThread:
         self.stream = StreamClient(
             client_id,
             wrap(HostedClient(client_id, host, states_in(state))),
-            ServerAddress(address, tls, keep_alive, proxy, token),
+            ServerAddress(address, tls, keep_alive, proxy, token=token),
             self.said,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -269,7 +269,7 @@ class FederatedStrategy(Strategy):
         self._finish_round(uploads)
         name = spoilt({**state.vectors, **buffers}, {**before.state.vectors, **before.buffers})
         if name is not None:
-            why = f"the server's {name!r} would be {NOT_FINITE}, or its norm above 1.8e19"
+            why = f"the server's {name!r} would be {NOT_FINITE}, or too large"
             self._take_back(before, why)
 
     def _take_back(self, before: Before, why: str) -> None:

@@ -14,7 +14,10 @@ from ..algorithm import ClientId, ServerState
 from ..training.flat_model import is_buffer_name
 from .record import NOT_COUNTED, RoundRecord, Upload
 
-_LARGEST = 1.8e19  # whose square float32 holds
+# Beyond this a model's squares overflow float32. What follows gradients grows with the loss, which
+# may be 1e25 times as large under a rule that does not see its scale.
+_LARGEST_PARAMETER = 1e19
+_LARGEST = 1e30
 
 
 class Before(NamedTuple):
@@ -27,19 +30,28 @@ class Before(NamedTuple):
 
 
 def spoilt(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | None:
-    """Return the first name of an array whose norm is no longer finite, or None.
+    """Return the first name of an array that holds NaN or values that are too large, or None.
 
-    That is one pass, in float32: beyond 1.8e19 the squares overflow, as those of every norm, second
-    moment and loss would. Values that were as large before, such as a mask among a module's
-    buffers, do not count.
+    Values that were as large before, such as a mask among a module's buffers, do not count.
     """
-    return next((name for name in sorted(now) if _is_spoilt(now[name], before.get(name))), None)
+    for name in sorted(now):
+        limit = _LARGEST_PARAMETER if name == "model" else _LARGEST
+        if _is_spoilt(now[name], before.get(name), limit):
+            return name
+    return None
 
 
-def _is_spoilt(now: Tensor, before: Tensor | None) -> bool:
-    if before is not None and not math.isfinite(torch.linalg.vector_norm(now.float())):
-        now = now.where(before.abs() < _LARGEST, 0)
-    return not math.isfinite(torch.linalg.vector_norm(now.float()))
+def _is_spoilt(now: Tensor, before: Tensor | None, limit: float) -> bool:
+    if before is not None and not _is_sound(now, limit):
+        now = now.where(before.abs() < limit, 0)
+    return not _is_sound(now, limit)
+
+
+def _is_sound(array: Tensor, limit: float) -> bool:
+    if not array.numel():
+        return True
+    low, high = torch.aminmax(array.float())
+    return bool(low > -limit and high < limit)  # neither is true of NaN
 
 
 def norm(array: Tensor) -> float:

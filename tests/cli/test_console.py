@@ -180,7 +180,10 @@ def test_debug_shows_the_traceback_and_its_causes_before_the_error(tmp_path: Pat
     assert result.returncode == 1
     assert "ZeroDivisionError" in text
     assert 'raise ValueError("my mistake") from error' in text
-    assert text.splitlines()[-1].startswith("error: algorithm.name: 'mine:Mine' failed in")
+    last = text.splitlines()[-1]
+    assert last.startswith(
+        "error: algorithm.name: 'mine:Mine' failed: ValueError: my mistake (mine"
+    )
 
 
 @pytest.mark.slow

@@ -226,7 +226,7 @@ def test_other_files_in_a_state_folder_are_left_alone_and_rests_of_saves_removed
     folder = tmp_path / "client-0"
     for name in ("round-3 (copy).safetensors", "round-03.safetensors", "round-x.safetensors"):
         (folder / name).write_bytes(b"x")
-    for name in ("round-1.safetensors.unfinished", ".round-2.safetensors.a7.unfinished"):
+    for name in [f"round-{n}.safetensors.{n:016x}.unfinished" for n in (1, 2)]:
         (folder / name).write_bytes(b"x")
     states.prune(0, {3})
     with pytest.raises(MessageError, match=r"has \[3\]; the client lost"):

@@ -304,8 +304,11 @@ def test_what_was_not_finite_before_no_round_did() -> None:
     assert spoilt({"a": good, "b": bad}, {"a": good, "b": good}) == "b"
     assert spoilt({"a": good, "b": mask}, {"a": good, "b": mask}) is None
     assert spoilt({"a": good, "new": bad}, {"a": good}) == "new"
-    assert spoilt({"a": torch.full((2,), 2e19)}, {"a": good}) == "a"
-    assert spoilt({"a": torch.full((2,), 1e18)}, {"a": good}) is None
+    assert spoilt({"model": torch.full((2,), 2e19)}, {"model": good}) == "model"
+    assert spoilt({"model": torch.full((2,), 1e18)}, {"model": good}) is None
+    assert spoilt({"a": torch.full((2,), -2e30)}, {"a": good}) == "a"
+    assert spoilt({"a": torch.full((2,), 1e27)}, {"a": good}) is None  # a loss times 1e25
+    assert spoilt({"a": torch.ones(0)}, {"a": torch.ones(0)}) is None
     assert norm(torch.tensor([3e38, 4e38 / 3])) == pytest.approx(3.283e38, rel=1e-3)
     assert norm(torch.tensor([3, -4])) == 5
     assert norm(torch.tensor([3.0, -torch.inf, 4.0])) == 5

@@ -123,7 +123,7 @@ def test_a_checkpoint_waits_until_a_file_can_be_opened(tmp_path: Path) -> None:
                 os.close(handles.pop())
 
         threading.Timer(1.0, close_some).start()
-        directory.write_checkpoint(checkpoint)
+        directory.write_checkpoint(checkpoint, 3)
     directory.close()
     found = RunDirectory(tmp_path / "second").read_checkpoint()
     assert found.server.round == checkpoint.server.round

@@ -221,7 +221,8 @@ def test_an_introduction_that_cannot_be_read_gives_the_place_back(tmp_path: Path
             call = channel.stream_stream(name)(messages(), metadata=metadata)
             said = server.said.wait_for("client 1: refused")
             assert "its introduction cannot be read: DecodeError" in said
-            list(call)  # the server ends the stream
+            with pytest.raises(grpc.RpcError, match="its introduction cannot be read"):
+                list(call)
             sent.set()
         hosted_clients(server, [0, 1, 2], tmp_path)
         assert server.result().rounds[-1].clients == [0, 1, 2]
