@@ -296,6 +296,7 @@ def test_a_full_disk_costs_lines_and_says_so_once() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_full_disk_changes_no_exit_code(tmp_path: Path) -> None:
     run = ["simulate", "--set", f"output.directory={tmp_path / 'run'}", *QUICK]
     for arguments, code in ((run, 0), (["simulate", "nowhere.toml"], 2), (["algorithms"], 1)):

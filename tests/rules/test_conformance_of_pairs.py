@@ -148,6 +148,7 @@ def verify(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_command_says_what_failed_and_by_its_exit_code(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from fedopt_flwr.algorithms import FedAvg\n"

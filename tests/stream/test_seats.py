@@ -57,6 +57,7 @@ class Stage:
         self._hold.set()
 
 
+@pytest.mark.slow
 def test_the_process_that_has_the_state_takes_its_place_back(tmp_path: Path) -> None:
     stage = Stage(tmp_path, rounds=60)
     with stage.server as server:

@@ -194,6 +194,7 @@ def test_a_reply_over_the_limit_is_refused_unread_and_called_too_large(tmp_path:
     assert "Received message larger than max (2" in ended.details()
 
 
+@pytest.mark.filterwarnings("ignore:client 1. failed in 2 of the 2 rounds")
 def test_a_client_whose_reply_is_too_large_says_so_on_both_sides(tmp_path: Path) -> None:
     class Verbose(HostedClient):
         def fit(self, parameters: Any, config: Any) -> Any:

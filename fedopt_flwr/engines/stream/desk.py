@@ -224,7 +224,7 @@ class Desk(SimpleClientManager):
             del self._seats[seat.client_id]
             if seat.has_lost_state:
                 self._stateless.add((seat.client_id, seat.instance))
-            if seat.ended_because:  # it comes back, and must hear it if the run is over by then
+            if seat.is_to_return:  # it must hear it if the run is over by then
                 self._note_waiting((seat.client_id, seat.instance))
         seat.turn.release()
         if seat.proxy is not None:

@@ -77,6 +77,7 @@ class Seat:
     proxy: StreamProxy | None = None
     left: bool = False
     ended_because: str = ""  # what the client hears, if the server ended it for a reason
+    is_to_return: bool = False  # the stream was ended so that the client opens another
     has_lost_state: bool = False  # according to its last answer
     turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     hang_up: Callable[[], None] = lambda: None  # wakes whoever waits for a message
@@ -84,6 +85,7 @@ class Seat:
     def end(self, reason: str) -> None:
         """Close the stream, so that the client opens another and begins in step."""
         self.ended_because = reason
+        self.is_to_return = True
         if self.proxy is not None:
             self.proxy.bridge.close()
 
