@@ -98,6 +98,7 @@ class Chaos:
     num_rounds: int = 60
     gone_from: int | None = None  # from this round on client 0 is gone for good
     server_kills: float = 0.05  # share of the adversary's moves
+    start_timeout: int = 60  # s; also what a resumed server waits for a client that is gone
     counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -110,7 +111,7 @@ class Chaos:
                 "num_clients": self.num_clients,
                 "clients_per_round": self.num_clients // 2,
                 "num_rounds": self.num_rounds,
-                "start_timeout": 60,  # also what a resumed server waits for a client that is gone
+                "start_timeout": self.start_timeout,
                 "seed": self.seed,
             },
             output={"checkpoint_every": self._rng.choice([1, 2, 5])},
