@@ -40,11 +40,11 @@ class NoisyQuadratic(Toy):
 
     def gradient(self, y: Tensor, batch: Any) -> Tensor:
         curvature, slope = batch
-        gradient: Tensor = curvature * (y - self.centre) + slope
+        gradient: Tensor = curvature * (y - torch.tensor(self.centre)) + slope
         return gradient
 
     def exact_gradient(self, y: Tensor) -> Tensor:
-        return self.curvature * (y - self.centre)
+        return self.curvature * (y - torch.tensor(self.centre))
 
 
 def error(momentum_rule: str, num_rounds: int) -> float:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 from ..algorithms import ALGORITHMS
@@ -23,6 +22,7 @@ from ..run.plots import draw_curves
 from ..run.result import Result
 from ..run.simulate import run_experiment
 from ..run.summary import Measure, holds_from, rounds_to_target
+from .console import steady_console
 from .options import new_folder
 from .show import RunDisplay
 
@@ -214,7 +214,10 @@ def print_results(rows: list[dict[str, Any]], targets: Sequence[Target]) -> None
             for heading in cells:
                 table.add_column(heading)
         table.add_row(*cells.values())
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    console = steady_console(sys.stdout)
+    if not sys.stdout.isatty():
+        console.width = 160
+    console.print(table)
 
 
 def _final(row: dict[str, Any]) -> str:

@@ -147,7 +147,7 @@ def test_a_killed_server_goes_on_without_a_client_that_is_gone_for_good(
     server.kill()
     resumed = ("--resume", folder / "run", "--set", "federation.start_timeout=30")
     server = start_server(processes, config, port, *resumed)
-    server.wait_for("the run goes on with 2 of the run's 3 clients, without 1")
+    server.wait_for("the run continues with 2 of the run's 3 clients, without 1")
     assert "its bits may differ from those of an undisturbed run" in server.log
     again = start_client(processes, config, port, 1)
     assert server.ended() == 0, server.log
