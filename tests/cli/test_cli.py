@@ -15,7 +15,6 @@ from processes import FEDOPT, QUICK, fedopt, refused
 
 from fedopt_flwr.cli import main
 from fedopt_flwr.errors import FedoptWarning
-from fedopt_flwr.run.checkpoints import has_checkpoint
 
 WIDE = ["--set", "model.options.hidden=[9000]"]
 
@@ -243,7 +242,14 @@ def test_a_simulation_that_is_stopped_says_how_to_go_on(
     tmp_path: Path, ending: signal.Signals, code: int
 ) -> None:
     endless = ["--algorithm", "fedavg", "--set", "federation.num_rounds=1000000"]
-    files = ["--set", "output.directory=run", "--set", "output.checkpoint_every=3"]
+    files = [
+        "--set",
+        "output.directory=run",
+        "--set",
+        "output.checkpoint_every=3",
+        "--set",
+        "output.keep=1000",
+    ]
     process = subprocess.Popen(
         [FEDOPT, "simulate", *endless, *files],
         cwd=tmp_path,
@@ -253,7 +259,7 @@ def test_a_simulation_that_is_stopped_says_how_to_go_on(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     deadline = time.monotonic() + 60
-    while not has_checkpoint(tmp_path / "run"):
+    while not (tmp_path / "run" / "checkpoint-000003.safetensors").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(ending)
