@@ -264,7 +264,7 @@ def test_a_simulation_that_is_stopped_says_how_to_go_on(
         time.sleep(0.05)
     process.send_signal(ending)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == code
+    assert process.returncode == code, errors
     assert "Traceback" not in errors
     assert "continue with --resume run" in errors
 
