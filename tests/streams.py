@@ -122,6 +122,10 @@ class ServerThread:
         return self._result
 
     @property
+    def is_well(self) -> bool:
+        return self._error is None
+
+    @property
     def errors(self) -> list[tuple[int, Any, str]]:
         """(round, client, text) of all that was not counted."""
         return [(r.round, e["client"], e["error"]) for r in self.records for e in r.errors]
@@ -168,9 +172,12 @@ class ClientThread:
         self.stream.stop()
         self.join()
 
+    def has_ended(self, within: float) -> bool:
+        self._thread.join(within)
+        return not self._thread.is_alive()
+
     def join(self) -> None:
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive(), f"the client still runs; it said:\n{self.said}"
+        assert self.has_ended(PATIENCE), f"the client still runs; it said:\n{self.said}"
 
 
 class RawPeer:

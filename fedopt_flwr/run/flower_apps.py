@@ -70,16 +70,17 @@ def _read_options(fragment: str) -> dict[str, Any]:
 
 
 def serve_on_grid(
-    config: RunConfig,
+    experiment: Experiment,
     listener: Listener,
     grid: Any,
     while_waiting: Callable[[], None] = lambda: None,
 ) -> Result:
     """Run a federation over the nodes of Flower's grid and write its files.
 
-    `while_waiting` is called while clients are missing and may raise to give up.
+    The experiment needs no clients' data, only the test data. `while_waiting` is called while
+    clients are missing and may raise to give up.
     """
-    experiment = Experiment(config, data=load_test_data(config))
+    config = experiment.config
     run = Run(experiment, listener, None, while_waiting=while_waiting)
     with run.recording():
         run_on_grid(
@@ -131,13 +132,15 @@ def simulate_on_ray(
     crashed = threading.Event()
     # pickled for processes that may run in another folder
     own = RunConfig(**config.to_dict()).looking_in(config.import_folders[0])
+    # before Ray's threads run: they may draw from a generator that a user's model draws from, too
+    experiment = Experiment(config, data=load_test_data(config))
 
     def require_simulation() -> None:
         if crashed.is_set():
             raise RunError("--engine ray: Flower's simulation ended")
 
     def main(grid: Any, context: Any) -> None:
-        results.append(serve_on_grid(config, listener, grid, require_simulation))
+        results.append(serve_on_grid(experiment, listener, grid, require_simulation))
 
     run_on_ray(
         main,

@@ -13,6 +13,8 @@ from streams import ClientThread, ServerThread
 
 from fedopt_flwr import FedoptError, RunConfig, simulate
 from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.run import flower_apps
+from fedopt_flwr.run.experiment import Experiment
 from fedopt_flwr.run.flower_apps import simulate_on_ray
 from fedopt_flwr.run.result import Result
 from fedopt_flwr.run.run import Silent
@@ -218,6 +220,24 @@ def test_the_first_federations_have_the_same_bits(folder: Path) -> None:
 def test_federations_have_the_same_bits_in_one_process_and_over_streams(folder: Path) -> None:
     numbers = range(NUM_FAST, NUM_DRAWS)
     assert compare(numbers, folder) >= 0.9 * len(numbers)
+
+
+def test_ray_begins_once_the_servers_model_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's threads draw from Python's generator, of which a careless model's weights are."""
+    made: list[RunConfig] = []
+
+    def experiment(config: RunConfig, **parts: Any) -> Experiment:
+        made.append(config)
+        return Experiment(config, **parts)
+
+    def ray(*_: Any, **__: Any) -> None:
+        assert len(made) == 1
+        raise FedoptError("Ray begins")
+
+    monkeypatch.setattr(flower_apps, "Experiment", experiment)
+    monkeypatch.setattr(flower_apps, "run_on_ray", ray)
+    with pytest.raises(FedoptError, match="Ray begins"):
+        simulate_on_ray(RunConfig(), Silent(), cpus_per_client=1.0, gpus_per_client=0.0)
 
 
 @pytest.mark.slow

@@ -2,58 +2,16 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterator
-from concurrent import futures
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
-import grpc
-import numpy as np
 import pytest
-from flwr.common import Code, FitIns, GetPropertiesIns, GetPropertiesRes, Status
-from flwr.common import ndarrays_to_parameters as to_parameters
-from flwr.common.serde import (
-    fit_ins_to_proto,
-    fit_res_from_proto,
-    get_properties_ins_to_proto,
-    get_properties_res_from_proto,
-    get_properties_res_to_proto,
-)
+from flwr.common import Code, GetPropertiesRes, Status
+from flwr.common.serde import get_properties_res_to_proto
 from flwr.proto.transport_pb2 import ClientMessage, ServerMessage
-from streams import ClientThread, ServerThread, hosted_clients, make_config
-
-from fedopt_flwr import RunConfig
-from fedopt_flwr.algorithm import Plan
-from fedopt_flwr.data import load_test_data
-from fedopt_flwr.engines.stream import ServerAddress, StreamClient
-from fedopt_flwr.engines.stream.protocol import SERVICE
-from fedopt_flwr.run.experiment import Experiment
-from fedopt_flwr.run.hosts import ClientHost, HostedClient, states_in
-
-PATIENCE = 60.0
-FACTS = {"num_clients": 3, "seed": 0}
-
-
-class Liar(StreamClient):
-    """The real client, whose messages are changed before they leave."""
-
-    change: Callable[[ClientMessage, ServerMessage], None]
-
-    def _answer(self, message: ServerMessage) -> ClientMessage:
-        answer = super()._answer(message)
-        type(self).change(answer, message)
-        return answer
-
-
-def start_liar(server: ServerThread, state: Path, change: Callable[..., None]) -> StreamClient:
-    kind = type("Liar", (Liar,), {"change": staticmethod(change)})
-    host = HostedClient(1, ClientHost(server.config, [1]), states_in(state))
-    liar = kind(1, host, ServerAddress(f"localhost:{server.port}", None, 5), lambda text: None)
-    threading.Thread(target=liar.run, daemon=True).start()
-    return liar
+from hostile import FACTS, HostileServer, Stage, start_liar
+from streams import ServerThread, hosted_clients, make_config
 
 
 def in_round_2(change: Callable[[Any], None]) -> Callable[..., None]:
@@ -147,73 +105,6 @@ def test_an_introduction_that_lies_costs_its_connection_alone(
         liar.stop()
         hosted_clients(server, [0, 1, 2], tmp_path)
         assert server.result().rounds[-1].clients == [0, 1, 2]
-
-
-class HostileServer:
-    """Says to whoever joins what a test puts in, and returns the answer."""
-
-    def __init__(self) -> None:
-        self._questions: queue.SimpleQueue[ServerMessage | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[ClientMessage] = queue.SimpleQueue()
-        join = grpc.stream_stream_rpc_method_handler(
-            self._join, ClientMessage.FromString, ServerMessage.SerializeToString
-        )
-        handler = grpc.method_handlers_generic_handler(SERVICE, {"Join": join})
-        self._server = grpc.server(futures.ThreadPoolExecutor(2), handlers=(handler,))
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
-
-    def __enter__(self) -> Self:
-        self._server.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._questions.put(None)
-        self._server.stop(None)
-
-    def _join(self, answers: Iterator[ClientMessage], _: Any) -> Iterator[ServerMessage]:
-        for question in iter(self._questions.get, None):
-            yield question
-            self._answers.put(next(answers))
-
-    def _ask(self, question: ServerMessage) -> ClientMessage:
-        self._questions.put(question)
-        return self._answers.get(timeout=PATIENCE)
-
-    def ask_facts(self, facts: dict[str, Any]) -> GetPropertiesRes:
-        proto = get_properties_ins_to_proto(GetPropertiesIns(facts))
-        answer = self._ask(ServerMessage(get_properties_ins=proto))
-        return get_properties_res_from_proto(answer.get_properties_res)
-
-    def ask(self, ins: FitIns) -> str:
-        """Return what the client says went wrong."""
-        answer = self._ask(ServerMessage(fit_ins=fit_ins_to_proto(ins)))
-        result = fit_res_from_proto(answer.fit_res)
-        return str(result.metrics.get("error", result.status.message))
-
-
-class Stage:
-    """A client and the instruction that an honest server would send it."""
-
-    def __init__(self, server: HostileServer, folder: Path, **sections: Any) -> None:
-        self.config = RunConfig(**{**make_config(), "model": {"name": "mlp"}, **sections})
-        self._server, self.state = server, folder / "state"
-        world = SimpleNamespace(config=self.config, port=server.port)
-        self.client = ClientThread(world, 0, self.state)  # type: ignore[arg-type]
-
-    def instruct(self) -> None:
-        assert self._server.ask_facts(FACTS).status.code == Code.OK
-        experiment = Experiment(self.config, data=load_test_data(self.config))
-        same = [dict.fromkeys(range(3), value) for value in (10, 2, 1 / 3)]
-        rule = experiment.rule.resolve(Plan(3, 3, 3, *same))
-        own = {"algorithm": "padamfed", "hyperparameters": rule.model_dump_json(), "round": 1}
-        own |= {"arrays": "model,direction"}
-        config = experiment.template().to_config()
-        self._ins = config | {f"fedopt.{key}": value for key, value in own.items()}
-        self._arrays = to_parameters([np.zeros(experiment.model.size, np.float32)] * 2)
-
-    def ask(self, **changes: Any) -> str:
-        own = {f"fedopt.{key}": value for key, value in changes.items()}
-        return self._server.ask(FitIns(self._arrays, self._ins | own))
 
 
 def test_a_hostile_server_touches_no_file_but_those_of_its_run(tmp_path: Path) -> None:
