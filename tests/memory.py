@@ -12,7 +12,6 @@ import contextlib
 import json
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +31,7 @@ from fedopt_flwr.rounds.record import RoundRecord
 
 _SETTLED = 0.4  # share of the rounds after which caches and allocators hold what they need
 _NUM_CLIENTS = 4
+_MANY_RECORDS = 30_000
 
 
 @dataclass
@@ -45,21 +45,22 @@ class Course:
 
     def sample(self, round_number: int, pid: int) -> None:
         with contextlib.suppress(OSError, IndexError):  # it has ended
-            status = Path(f"/proc/{pid}/status").read_text()
-            own, threads = (
-                int(status.partition(f"{key}:")[2].split()[0]) for key in ("RssAnon", "Threads")
-            )
+            own = _own_memory(pid)
             files = len([*Path(f"/proc/{pid}/fd").iterdir()])
+            threads = len([*Path(f"/proc/{pid}/task").iterdir()])
             self.rounds.append(round_number)
-            self.memory.append(1024 * own)
-            self.threads.append(threads)
+            self.memory.append(own)
             self.files.append(files)
+            self.threads.append(threads)
 
     def slope(self) -> float:
-        """Return bytes a round, once the process has settled."""
+        """Return bytes a round, once the process has settled: the median of the slopes between any
+        two samples, which a single step, such as a larger table, does not move."""
         number, size = np.array(self.rounds, float), np.array(self.memory, float)
         settled = number > _SETTLED * number[-1]
-        return float(np.polyfit(number[settled], size[settled], 1)[0])
+        number, size = number[settled], size[settled]
+        first, second = np.nonzero(number[:, None] + len(number) / 4 < number[None, :])
+        return float(np.median((size[second] - size[first]) / (number[second] - number[first])))
 
     def growth(self, of: list[int]) -> int:
         """Return by how many its files or threads grew, once it has settled."""
@@ -68,15 +69,17 @@ class Course:
 
 
 def bytes_of_records(folder: Path) -> float:
-    """Return how many bytes a round's record takes, of which the server keeps all."""
+    """Return how much memory a round's record takes, of which the server keeps all."""
     lines = (folder / "run" / "rounds.jsonl").read_text().splitlines()
-    kept: list[RoundRecord] = []
-    tracemalloc.start()
-    for line in lines:
-        kept.append(RoundRecord(**json.loads(line)))
-    size, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return size / len(kept)
+    kept, before = [], _own_memory("self")
+    for _ in range(_MANY_RECORDS // len(lines) + 1):
+        kept += [RoundRecord(**json.loads(line)) for line in lines]
+    return (_own_memory("self") - before) / len(kept)
+
+
+def _own_memory(pid: int | str) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(status.partition("RssAnon:")[2].split()[0])
 
 
 def run(processes: Processes, num_rounds: int) -> tuple[dict[str, Course], float]:
