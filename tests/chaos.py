@@ -98,7 +98,7 @@ class Chaos:
     num_rounds: int = 60
     gone_from: int | None = None  # from this round on client 0 is gone for good
     server_kills: float = 0.05  # share of the adversary's moves
-    start_timeout: int = 60  # s; also what a resumed server waits for a client that is gone
+    start_timeout: int = 120  # s; also what a resumed server waits for a client that is gone
     counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -217,4 +217,4 @@ class LimitsSection(_Section):
     threads: Count | None = None  # those of `training.threads`; None: as many as there are cores
     local_steps: Count = 100_000  # in a round
     parameters: Count | None = None  # of the model; None: what half of the memory holds
-    examples: Count = 10_000_000  # of one client
+    examples: Count = 10_000_000  # of one client; the server refuses more, too

@@ -32,7 +32,7 @@ from ..training.devices import pick_device
 from ..training.dry_run import try_training
 from ..training.evaluation import named_loss
 from ..training.flat_model import FlatModel
-from .limits import bounded_module, require_clients, require_work
+from .limits import bounded_module, require_clients, require_examples, require_work
 
 _GRACE_SECONDS = 5.0
 
@@ -70,7 +70,9 @@ class ClientHost:
                 loaded = load_client_data(config.data, wanted, self._ids, config.import_folders)
                 self._data = {i: data.on_device(self._device) for i, data in loaded.items()}
                 self._facts = wanted
-            return self._data[client_id]
+            own = self._data[client_id]
+        require_examples(config, own.num_examples)
+        return own
 
     def pool(self, instruction: Instruction, num_examples: int) -> ModelPool:
         """Return the model that an instruction asks for, the same one for all of a run, if this

@@ -28,6 +28,11 @@ def require_clients(config: RunConfig, facts: Facts) -> None:
         _require("num_clients", facts.num_clients, MAX_IDS, "set data.partition.kind = 'whole'")
 
 
+def require_examples(config: RunConfig, count: int) -> None:
+    """Raise MessageError if the federation gives one client more data than it is to train on."""
+    _require("examples", count, config.limits.examples, "raise limits.examples")
+
+
 def require_work(config: RunConfig, instruction: Instruction, num_examples: int) -> None:
     """Raise MessageError for a round's work that is beyond the limits; nothing is reduced."""
     limits = config.limits

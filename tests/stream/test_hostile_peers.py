@@ -164,6 +164,16 @@ def test_a_client_does_no_more_work_than_it_lets_a_server_ask(tmp_path: Path) ->
         stage.client.stream.stop()
 
 
+def test_a_client_trains_on_no_more_examples_than_it_allows(tmp_path: Path) -> None:
+    """A server that says there is one client gives it all of a data set that is divided."""
+    with HostileServer() as server:
+        stage = Stage(server, tmp_path, limits={"examples": 700})
+        assert server.ask_facts(FACTS).status.code == Code.OK
+        error = server.ask_facts({**FACTS, "num_clients": 1}).status.message
+        assert "asks for examples = 1442; this client allows 700; raise limits.examples" in error
+        stage.client.stream.stop()
+
+
 def test_half_of_the_memory_is_the_limit_of_parameters_unless_it_is_set(tmp_path: Path) -> None:
     with HostileServer() as server:
         stage = Stage(server, tmp_path)
