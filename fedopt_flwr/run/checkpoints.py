@@ -10,12 +10,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..algorithm import ClientId
 from ..errors import ConfigError, FedoptWarning
 from ..files import SEAL, read_sealed, replacing, sealed
+from ..problems import validation_problems
 from ..rounds.record import Snapshot
 
 LAYOUT = 3  # of the file; 1 was a folder of three files, 2 had a digest of its contents alone
@@ -45,6 +48,25 @@ class Checkpoint:
     config: Mapping[str, Any]  # as in config.toml, which a user may have changed since
 
 
+_Versions = list[tuple[ClientId, int]]  # JSON's keys are text, an id may be a number
+
+
+class _Text(BaseModel):
+    """What a checkpoint holds beside arrays, as JSON."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    run: str
+    round: int = Field(ge=0)
+    versions: _Versions
+    earlier: list[_Versions]
+    clients_keep_state: bool
+    initial_loss: float | None
+    origin: Origin
+    folder: str
+    config: dict[str, Any]
+
+
 def write_checkpoint(run: Path, checkpoint: Checkpoint, keep: int) -> None:
     """Write checkpoint-ROUND.safetensors into a run's folder, then remove all but the last few."""
     arrays = {f"vectors/{n}": array for n, array in checkpoint.server.vectors.items()}
@@ -52,7 +74,7 @@ def write_checkpoint(run: Path, checkpoint: Checkpoint, keep: int) -> None:
     for client_id, state in checkpoint.client_states.items():
         arrays |= {f"clients/{json.dumps([client_id, n])}": array for n, array in state.items()}
     metadata = {"layout": str(LAYOUT), "fedopt": json.dumps(_text_of(checkpoint))}
-    target = run / f"checkpoint-{checkpoint.server.round:06d}.safetensors"
+    target = _path(run, checkpoint.server.round)
     private = bool(checkpoint.client_states)
     with replacing(target, durable=True, private=private) as file:
         file.writelines(sealed(arrays, metadata))
@@ -118,7 +140,17 @@ def _read(place: Path) -> Checkpoint:
     arrays, metadata = read_sealed(place)
     if layout != str(LAYOUT):
         raise _other_layout(place, layout)
-    return _checkpoint(json.loads(metadata["fedopt"]), arrays)
+    try:
+        text = _Text.model_validate_json(metadata["fedopt"])
+    except ValidationError as error:
+        raise ValueError("; ".join(validation_problems(error, _Text))) from None
+    if place != _path(place.parent, text.round):
+        raise ValueError(f"it is of round {text.round}")
+    return _checkpoint(text, arrays)
+
+
+def _path(run: Path, number: int) -> Path:
+    return run / f"checkpoint-{number:06d}.safetensors"
 
 
 def _other_layout(place: Path, layout: str | None) -> ConfigError:
@@ -131,7 +163,7 @@ def _other_layout(place: Path, layout: str | None) -> ConfigError:
 def _files(run: Path) -> dict[int, Path]:
     """Return the checkpoints of a run by their rounds, the newest last."""
     found = {int(m[1]): path for path in run.glob("*") if (m := _NAME.fullmatch(path.name))}
-    return {number: found[number] for number in sorted(found) if found[number].is_file()}
+    return {number: found[number] for number in sorted(found)}
 
 
 def _text_of(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -139,7 +171,6 @@ def _text_of(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "run": server.run,
         "round": server.round,
-        # JSON's keys are text, an id may be a number
         "versions": list(server.versions.items()),
         "earlier": [list(versions.items()) for versions in server.earlier],
         "clients_keep_state": checkpoint.clients_keep_state,
@@ -150,18 +181,23 @@ def _text_of(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _checkpoint(text: dict[str, Any], arrays: Mapping[str, Tensor]) -> Checkpoint:
+def _checkpoint(text: _Text, arrays: Mapping[str, Tensor]) -> Checkpoint:
     groups: dict[str, dict[str, Tensor]] = {"vectors": {}, "buffers": {}, "clients": {}}
     for key, array in arrays.items():
         group, _, name = key.partition("/")
         groups[group][name] = array
     states: dict[ClientId, dict[str, Tensor]] = {}
     for key, array in groups.pop("clients").items():
-        client_id, name = json.loads(key)
+        client_id, name = from_json(key)
         states.setdefault(client_id, {})[name] = array
-    versions = dict(text.pop("versions"))
-    earlier = [dict(pairs) for pairs in text.pop("earlier")]
-    name, number = text.pop("run"), text.pop("round")
-    server = Snapshot(name, number, versions=versions, earlier=earlier, **groups)
-    origin = Origin(**text.pop("origin"))
-    return Checkpoint(server=server, client_states=states, origin=origin, **text)
+    versions = dict(text.versions)
+    earlier = [dict(pairs) for pairs in text.earlier]
+    return Checkpoint(
+        server=Snapshot(text.run, text.round, versions=versions, earlier=earlier, **groups),
+        client_states=states,
+        clients_keep_state=text.clients_keep_state,
+        initial_loss=text.initial_loss,
+        origin=text.origin,
+        folder=text.folder,
+        config=text.config,
+    )

@@ -111,10 +111,12 @@ class RunDirectory:
                 f"--resume: {str(rounds)!r} cannot be read: {error}; put it back or start a new run"
             ) from error
         numbers = [record.round for record in records]
-        if numbers != list(done):
+        gap = next((n for n, found in zip(done, numbers, strict=False) if n != found), None)
+        if gap is not None or len(numbers) < len(done):
+            lost = done[len(numbers)] if gap is None else gap
             raise ConfigError(
-                f"--resume: {str(rounds)!r} holds rounds {numbers}, not all up to that of the "
-                f"checkpoint ({done.stop - 1}); put it back or start a new run"
+                f"--resume: {str(rounds)!r} lacks round {lost}; all up to that of the checkpoint "
+                f"({done.stop - 1}) must be there; put it back or start a new run"
             )
         with self._writing("records"):
             remove_rests(self.path)

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from helpers import At, checkpoint_file, checkpointed, model_bytes, without_time
 
 from fedopt_flwr import ConfigError, resume, simulate
 from fedopt_flwr.errors import FedoptWarning
-from fedopt_flwr.files import read_sealed, replacing
+from fedopt_flwr.files import read_sealed, replacing, sealed
 from fedopt_flwr.run.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
 from fedopt_flwr.run.directory import RunDirectory
 
@@ -140,10 +141,43 @@ def test_a_refused_resume_leaves_a_damaged_checkpoint_where_it_is(run: Path) -> 
     (run / "rounds.jsonl").write_text("")
     with (
         pytest.warns(FedoptWarning, match="is broken"),
-        pytest.raises(ConfigError, match=r"holds rounds \[\]"),
+        pytest.raises(ConfigError, match="lacks round 0; all up to"),
     ):
         resume(run)
     assert rounds_kept(run) == [4, 6, 8]
+
+
+def reseal(path: Path, edit: Callable[[str], str]) -> None:
+    """Edit the text of a checkpoint as somebody would who knows how it is sealed."""
+    arrays, metadata = read_sealed(path)
+    path.write_bytes(b"".join(sealed(arrays, {**metadata, "fedopt": edit(metadata["fedopt"])})))
+
+
+@pytest.mark.parametrize(
+    ("edit", "text"),
+    [
+        (lambda text: text.replace('"round": 8', '"round": "8"'), "round: got '8'; should be"),
+        (lambda text: text.replace('"round": 8', '"round": 1000000000'), "is of round 1000000000"),
+        (lambda text: text.replace('"round": 8', '"round": -8'), "round: got -8; should be"),
+        (lambda text: text.replace('"round": 8', f'"round": {"[" * 100_000}'), "recursion limit"),
+        (lambda text: text.replace('"versions": [[', '"versions": [[1.5, '), "versions.0"),
+        (lambda text: text.replace('"folder": ', '"folders": '), "folders"),
+    ],
+)
+def test_a_sealed_checkpoint_whose_text_is_none_is_passed_over(
+    run: Path, edit: Callable[[str], str], text: str
+) -> None:
+    reseal(checkpoint_file(run), edit)
+    with pytest.warns(FedoptWarning, match=f"is broken: .*{text}.*; the run continues from"):
+        assert read_checkpoint(run).server.round == 6
+
+
+def test_a_folder_in_the_place_of_a_checkpoint_is_not_passed_over_in_silence(run: Path) -> None:
+    newest = checkpoint_file(run)
+    newest.unlink()
+    newest.mkdir()
+    with pytest.raises(ConfigError, match=r"000008.safetensors' cannot be read: .*move it away"):
+        resume(run)
 
 
 def test_a_checkpoint_that_cannot_be_read_is_no_damaged_one(
@@ -272,6 +306,7 @@ def test_others_may_read_results_and_no_states(tmp_path: Path) -> None:
 # killed before its N-th operation on a file; half of what is written counts as one.
 WRITERS = """
 import io, os, shutil, signal, sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from fedopt_flwr.run.directory import RunDirectory

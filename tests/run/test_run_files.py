@@ -422,7 +422,7 @@ def test_records_with_gaps_or_repeats_are_refused_and_stay_as_they_are(tmp_path:
     }
     for kept in spoilt.values():
         rounds.write_text("".join(kept))
-        with pytest.raises(ConfigError, match=r"--resume: .*rounds.jsonl' holds rounds .*up to"):
+        with pytest.raises(ConfigError, match=r"--resume: .*rounds.jsonl' lacks round .*up to"):
             resume(tmp_path / "run")
         assert rounds.read_text() == "".join(kept)
         assert config_file.exists()
