@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -111,9 +112,8 @@ class RunDirectory:
                 f"--resume: {str(rounds)!r} cannot be read: {error}; put it back or start a new run"
             ) from error
         numbers = [record.round for record in records]
-        gap = next((n for n, found in zip(done, numbers, strict=False) if n != found), None)
-        if gap is not None or len(numbers) < len(done):
-            lost = done[len(numbers)] if gap is None else gap
+        lost = next((n for n, found in zip_longest(done, numbers) if n != found), None)
+        if lost is not None:
             raise ConfigError(
                 f"--resume: {str(rounds)!r} lacks round {lost}; all up to that of the checkpoint "
                 f"({done.stop - 1}) must be there; put it back or start a new run"
