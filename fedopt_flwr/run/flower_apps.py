@@ -132,14 +132,13 @@ def simulate_on_ray(
     crashed = threading.Event()
     # pickled for processes that may run in another folder
     own = RunConfig(**config.to_dict()).looking_in(config.import_folders[0])
-    # before Ray's threads run: they may draw from a generator that a user's model draws from, too
-    experiment = Experiment(config, data=load_test_data(config))
 
     def require_simulation() -> None:
         if crashed.is_set():
             raise RunError("--engine ray: Flower's simulation ended")
 
     def main(grid: Any, context: Any) -> None:
+        experiment = Experiment(config, data=load_test_data(config))
         results.append(serve_on_grid(experiment, listener, grid, require_simulation))
 
     run_on_ray(
