@@ -227,10 +227,13 @@ ON_RAY = """
 import pickle, sys
 from pathlib import Path
 import test_same_bits as same
+from fedopt_flwr import RunConfig
+from fedopt_flwr.run.flower_apps import simulate_on_ray
+from fedopt_flwr.run.run import Silent
 
 number, result = int(sys.argv[1]), Path(sys.argv[2])
-config = same.RunConfig(**same.draw_for_ray(number)).looking_in(Path.cwd())
-found = same.simulate_on_ray(config, same.Silent(), cpus_per_client=1.0, gpus_per_client=0.0)
+config = RunConfig(**same.draw_for_ray(number)).looking_in(Path.cwd())
+found = simulate_on_ray(config, Silent(), cpus_per_client=1.0, gpus_per_client=0.0)
 result.write_bytes(pickle.dumps(same.facts(found)))
 """
 
