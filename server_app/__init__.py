@@ -8,8 +8,6 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedopt_flwr.cli.show import RunDisplay
-from fedopt_flwr.data import load_test_data
-from fedopt_flwr.run.experiment import Experiment
 from fedopt_flwr.run.flower_apps import read_run_config, serve_on_grid
 
 app = ServerApp()
@@ -23,6 +21,5 @@ def main(grid: Grid, context: Context) -> None:
         folder = Path.cwd() / "runs" / f"flwr-{context.run_id}"
         config = config.with_values({"output.directory": str(folder)})
     with RunDisplay(config.output.directory) as display:
-        experiment = Experiment(config, data=load_test_data(config))
-        result = serve_on_grid(experiment, display, grid)
+        result = serve_on_grid(config, display, grid)
     display.finish(result)

@@ -70,17 +70,16 @@ def _read_options(fragment: str) -> dict[str, Any]:
 
 
 def serve_on_grid(
-    experiment: Experiment,
+    config: RunConfig,
     listener: Listener,
     grid: Any,
     while_waiting: Callable[[], None] = lambda: None,
 ) -> Result:
     """Run a federation over the nodes of Flower's grid and write its files.
 
-    The experiment needs no clients' data, only the test data. `while_waiting` is called while
-    clients are missing and may raise to give up.
+    `while_waiting` is called while clients are missing and may raise to give up.
     """
-    config = experiment.config
+    experiment = Experiment(config, data=load_test_data(config))
     run = Run(experiment, listener, None, while_waiting=while_waiting)
     with run.recording():
         run_on_grid(
@@ -138,8 +137,7 @@ def simulate_on_ray(
             raise RunError("--engine ray: Flower's simulation ended")
 
     def main(grid: Any, context: Any) -> None:
-        experiment = Experiment(config, data=load_test_data(config))
-        results.append(serve_on_grid(experiment, listener, grid, require_simulation))
+        results.append(serve_on_grid(config, listener, grid, require_simulation))
 
     run_on_ray(
         main,
