@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -156,13 +156,22 @@ FEDOPT = str(Path(sys.executable).parent / "fedopt")
 QUICK = ["--set", "federation.num_rounds=4", "--set", "model.options.hidden=[8]"]
 
 
+class Ended(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+InProcess = Callable[..., Ended]  # the fixture `in_process` of tests/cli
+
+
 def fedopt(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [FEDOPT, *arguments], cwd=cwd, capture_output=True, text=True, timeout=120
     )
 
 
-def refused(result: subprocess.CompletedProcess[str], *texts: str) -> None:
+def refused(result: subprocess.CompletedProcess[str] | Ended, *texts: str) -> None:
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr + result.stdout
     for text in texts:

@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from processes import InProcess
 
 from fedopt_flwr import ConfigError
-from fedopt_flwr.cli import main
 from fedopt_flwr.config.client_ids import certificate_covers
 from fedopt_flwr.deployment.certificates import create_authority, create_client, create_server
-
-Fedopt = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def fedopt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Fedopt:
-    """Runs a command in this process: each would take a second to import what it needs."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedopt", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        assert "Traceback" not in printed.err
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +32,19 @@ def common_name(path: Path) -> str:
 @pytest.mark.parametrize("days", ["0", "-1", "3651", "3000000", "1" + 30 * "0"])
 @pytest.mark.parametrize("what", [["init"], ["server"], ["client", "0"]])
 def test_days_are_within_what_a_certificate_holds(
-    fedopt: Fedopt, authority: Path, what: list[str], days: str
+    in_process: InProcess, authority: Path, what: list[str], days: str
 ) -> None:
     before = sorted(authority.iterdir())
     directory = ("--directory", str(authority))
-    code, _, error = fedopt("certs", *what, *directory, "--days", days)
+    code, _, error = in_process("certs", *what, *directory, "--days", days)
     assert code == 2
     assert "--days" in error
     assert sorted(authority.iterdir()) == before
 
 
-def test_ten_years_are_possible(fedopt: Fedopt) -> None:
-    assert fedopt("certs", "init", "--days", "3650")[0] == 0
-    assert fedopt("certs", "client", "0", "--days", "3650")[0] == 0
+def test_ten_years_are_possible(in_process: InProcess) -> None:
+    assert in_process("certs", "init", "--days", "3650")[0] == 0
+    assert in_process("certs", "client", "0", "--days", "3650")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -97,10 +75,10 @@ def test_ten_years_are_possible(fedopt: Fedopt) -> None:
     ],
 )
 def test_a_name_that_would_mean_something_else_is_refused(
-    fedopt: Fedopt, authority: Path, name: str, reason: str
+    in_process: InProcess, authority: Path, name: str, reason: str
 ) -> None:
     before = sorted(authority.iterdir())
-    code, _, error = fedopt("certs", "client", "--directory", str(authority), "--", name)
+    code, _, error = in_process("certs", "client", "--directory", str(authority), "--", name)
     assert code == 2
     assert "NAME: got" in error
     assert reason in " ".join(error.split())
@@ -137,16 +115,20 @@ def test_a_host_that_no_client_could_dial_is_refused(authority: Path, host: str)
 
 
 @pytest.mark.parametrize("host", ["*.example.org", "x." * 60 + "example", "fl_1", "::1"])
-def test_a_host_of_any_length_may_be_a_servers(fedopt: Fedopt, tmp_path: Path, host: str) -> None:
-    assert fedopt("certs", "init", "--host", host)[0] == 0
-    assert host in fedopt("certs", "show", "certs/server.pem")[1]
+def test_a_host_of_any_length_may_be_a_servers(
+    in_process: InProcess, tmp_path: Path, host: str
+) -> None:
+    assert in_process("certs", "init", "--host", host)[0] == 0
+    assert host in in_process("certs", "show", "certs/server.pem")[1]
 
 
-def test_a_server_gets_a_new_pair_under_the_same_authority(fedopt: Fedopt, tmp_path: Path) -> None:
-    assert fedopt("certs", "init")[0] == 0
+def test_a_server_gets_a_new_pair_under_the_same_authority(
+    in_process: InProcess, tmp_path: Path
+) -> None:
+    assert in_process("certs", "init")[0] == 0
     before = (tmp_path / "certs" / "server.pem").read_bytes()
     for number in (2, 3):
-        code, out, _ = fedopt("certs", "server", "--host", "new.example.org", "--days", "7")
+        code, out, _ = in_process("certs", "server", "--host", "new.example.org", "--days", "7")
         assert code == 0
         assert out.split() == [f"certs/server-{number}.pem", f"certs/server-{number}.key"]
     assert (tmp_path / "certs" / "server.pem").read_bytes() == before
@@ -162,11 +144,11 @@ def test_a_server_gets_a_new_pair_under_the_same_authority(fedopt: Fedopt, tmp_p
     assert (ca.not_valid_after_utc - datetime.now(UTC)).days > 3600
 
 
-def test_show_says_what_a_folder_or_a_file_holds(fedopt: Fedopt, tmp_path: Path) -> None:
+def test_show_says_what_a_folder_or_a_file_holds(in_process: InProcess, tmp_path: Path) -> None:
     for command in (["init"], ["client", "0"], ["client", "1-24"], ["revoke", "0"]):
-        assert fedopt("certs", *command)[0] == 0
+        assert in_process("certs", *command)[0] == 0
     serial = x509.load_pem_x509_certificate((tmp_path / "certs/0.pem").read_bytes()).serial_number
-    code, out, _ = fedopt("certs", "show")
+    code, out, _ = in_process("certs", "show")
     assert code == 0
     rows = {line.split()[0]: line for line in out.splitlines()}
     assert sorted(rows) == ["0.pem", "1-24.pem", "ca.pem", "server.pem"]
@@ -176,45 +158,45 @@ def test_show_says_what_a_folder_or_a_file_holds(fedopt: Fedopt, tmp_path: Path)
     assert "valid" in rows["1-24.pem"]
     assert "authority" in rows["ca.pem"]
     assert "localhost, 127.0.0.1" in rows["server.pem"]
-    (only,) = fedopt("certs", "show", "certs/0.pem")[1].splitlines()
+    (only,) = in_process("certs", "show", "certs/0.pem")[1].splitlines()
     assert only.split() == rows["0.pem"].split()
 
 
 def test_show_knows_foreign_certificates_and_files_that_are_none(
-    fedopt: Fedopt, tmp_path: Path
+    in_process: InProcess, tmp_path: Path
 ) -> None:
-    assert fedopt("certs", "init")[0] == 0
-    assert fedopt("certs", "init", "--directory", "other")[0] == 0
+    assert in_process("certs", "init")[0] == 0
+    assert in_process("certs", "init", "--directory", "other")[0] == 0
     shutil.copy("other/server.pem", "certs/foreign.pem")
-    rows = fedopt("certs", "show")[1].splitlines()
+    rows = in_process("certs", "show")[1].splitlines()
     assert [row.split()[0] for row in rows if "of another CA" in row] == ["foreign.pem"]
     (tmp_path / "empty").mkdir()
     for path, reason in [("nowhere", "holds no certificate"), ("empty", "no certificates in")]:
-        code, _, error = fedopt("certs", "show", path)
+        code, _, error = in_process("certs", "show", path)
         assert code == 2
         assert reason in error
-    code, _, error = fedopt("certs", "show", "certs/ca.key")
+    code, _, error = in_process("certs", "show", "certs/ca.key")
     assert (code, "holds no certificate" in error) == (2, True)
 
 
 def test_an_authority_whose_time_or_key_is_wrong_signs_nothing(
-    fedopt: Fedopt, monkeypatch: pytest.MonkeyPatch
+    in_process: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedopt_flwr.deployment.certificates.MAX_DAYS", 2 / 86400)
-    assert fedopt("certs", "init")[0] == 0
+    assert in_process("certs", "init")[0] == 0
     time.sleep(2.1)
-    code, _, error = fedopt("certs", "client", "0")
+    code, _, error = in_process("certs", "client", "0")
     assert (code, "has expired on" in error) == (2, True)
-    assert fedopt("certs", "init", "--directory", "other")[0] == 0
+    assert in_process("certs", "init", "--directory", "other")[0] == 0
     shutil.copy("other/ca.key", "certs/ca.key")
-    code, _, error = fedopt("certs", "client", "0")
+    code, _, error = in_process("certs", "client", "0")
     assert (code, "ca.key is not the key of ca.pem" in error) == (2, True)
 
 
-def test_revoked_needs_the_ca_that_signed_the_list(fedopt: Fedopt) -> None:
-    assert fedopt("certs", "init")[0] == 0
+def test_revoked_needs_the_ca_that_signed_the_list(in_process: InProcess) -> None:
+    assert in_process("certs", "init")[0] == 0
     pair = ("--certificate", "certs/server.pem", "--key", "certs/server.key")
-    code, _, error = fedopt("server", *pair, "--revoked", "certs/revoked.pem")
+    code, _, error = in_process("server", *pair, "--revoked", "certs/revoked.pem")
     assert (code, "give --client-ca beside it" in error) == (2, True)
-    code, _, error = fedopt("server", "--insecure", "--revoked", "certs/revoked.pem")
+    code, _, error = in_process("server", "--insecure", "--revoked", "certs/revoked.pem")
     assert (code, "uses no certificates" in error) == (2, True)

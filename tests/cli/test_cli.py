@@ -5,16 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
-import warnings
 from pathlib import Path
 
 import pytest
-from processes import FEDOPT, QUICK, fedopt, refused
-
-from fedopt_flwr.cli import main
-from fedopt_flwr.errors import FedoptWarning
+from processes import FEDOPT, QUICK, InProcess, fedopt, refused
 
 WIDE = ["--set", "model.options.hidden=[9000]"]
 
@@ -94,10 +89,12 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_ends_with_code_2_and_leaves_nothing(case: str, tmp_path: Path) -> None:
+def test_bad_input_ends_with_code_2_and_leaves_nothing(
+    case: str, tmp_path: Path, in_process: InProcess
+) -> None:
     arguments, texts = BAD_INPUT[case]
     (tmp_path / "broken.toml").write_text("federation = [")
-    result = fedopt("simulate", *arguments, "--set", "output.directory=out", cwd=tmp_path)
+    result = in_process("simulate", *arguments, "--set", "output.directory=out")
     refused(result, "error:", *texts)
     assert [p.name for p in tmp_path.iterdir()] == ["broken.toml"]
 
@@ -144,8 +141,8 @@ def test_several_problems_are_printed_together(tmp_path: Path) -> None:
     assert result.stderr.count("error:") == 2
 
 
-def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    result = fedopt("simulate", "--set", "output.directory=/proc/run", *QUICK, cwd=tmp_path)
+def test_an_output_folder_that_cannot_be_written_is_refused(in_process: InProcess) -> None:
+    result = in_process("simulate", "--set", "output.directory=/proc/run", *QUICK)
     refused(result, "output.directory: cannot write '/proc/run'")
 
 
@@ -218,8 +215,8 @@ def test_a_run_may_be_shown_from_a_thread() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_doctor_reports_and_its_code_says_whether_a_run_would_start(tmp_path: Path) -> None:
-    good = fedopt("doctor", cwd=tmp_path)
+def test_doctor_reports_and_its_code_says_whether_a_run_would_start(in_process: InProcess) -> None:
+    good = in_process("doctor")
     assert good.returncode == 0, good.stdout
     for text in (
         "packages",
@@ -228,7 +225,7 @@ def test_doctor_reports_and_its_code_says_whether_a_run_would_start(tmp_path: Pa
         "padamfed on digits with mlp (15,010 parameters)",
     ):
         assert text in good.stdout
-    bad = fedopt("doctor", "--set", "data.name=mnist", "--set", "data.path=/nowhere", cwd=tmp_path)
+    bad = in_process("doctor", "--set", "data.name=mnist", "--set", "data.path=/nowhere")
     assert bad.returncode == 1
     assert "problem" in bad.stdout
     assert "data.path: '/nowhere' is not a folder" in bad.stdout
@@ -351,24 +348,9 @@ def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_for_a_federation_of_processes(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    texts: list[str],
+    tmp_path: Path, in_process: InProcess, arguments: list[str], texts: list[str]
 ) -> None:
-    """In this process, as importing torch anew for each would take a minute."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["fedopt", *arguments])
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` sets its own
-    with warnings.catch_warnings():
-        warnings.simplefilter("default", FedoptWarning)
-        with pytest.raises(SystemExit) as ended:
-            main()
-    printed = capsys.readouterr()
-    assert ended.value.code == 2
-    for text in texts:
-        assert text in printed.err, printed.err
+    refused(in_process(*arguments), *texts)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -386,7 +368,7 @@ def test_certs_makes_what_server_and_clients_need(tmp_path: Path) -> None:
     ]
 
 
-def test_doctor_names_the_limit_that_messages_would_break(tmp_path: Path) -> None:
-    result = fedopt("doctor", "--set", "transport.max_message_mb=1", *WIDE, cwd=tmp_path)
+def test_doctor_names_the_limit_that_messages_would_break(in_process: InProcess) -> None:
+    result = in_process("doctor", "--set", "transport.max_message_mb=1", *WIDE)
     assert result.returncode == 1
     assert "transport.max_message_mb: got 1" in result.stdout

@@ -104,6 +104,7 @@ def test_compare_gives_shared_hyperparameters_only_to_rules_that_have_them(tmp_p
         refused(fedopt("compare", *bad, cwd=tmp_path), text)
 
 
+@pytest.mark.slow
 def test_a_metric_of_ones_own_is_shown(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def error(outputs, targets):\n    return 0.125\n")
     own = ["--set", "model.metric=own:error", "--algorithms", "fedavg", *QUICK]

@@ -77,12 +77,6 @@ def test_a_console_shows_what_it_can(
         assert b"eta" in result.stdout
 
 
-def test_a_simulation_on_a_console_without_unicode_ends_as_it_should(tmp_path: Path) -> None:
-    result = fedopt("simulate", *QUICK, cwd=tmp_path, environment={"PYTHONIOENCODING": "ascii"})
-    assert result.returncode == 0, logged(result)
-    assert b"eta" in result.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
@@ -174,6 +168,7 @@ def test_a_failed_run_leaves_the_traceback_in_its_log_and_not_on_the_console(
     assert 'raise ValueError("my mistake") from error' in log
 
 
+@pytest.mark.slow
 def test_debug_shows_the_traceback_and_its_causes_before_the_error(tmp_path: Path) -> None:
     result = run_own_rule(tmp_path, "--debug")
     text = result.stderr.decode()

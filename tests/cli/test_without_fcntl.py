@@ -23,7 +23,7 @@ main()
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["simulate", "--set", "federation.num_rounds=2"],
+        pytest.param(["simulate", "--set", "federation.num_rounds=2"], marks=pytest.mark.slow),
         ["algorithms"],
         pytest.param(["partition"], marks=pytest.mark.slow),
         pytest.param(["doctor"], marks=pytest.mark.slow),
