@@ -11,7 +11,14 @@ from typing import Any, Self
 import grpc
 
 from fedopt_flwr import RunConfig
-from fedopt_flwr.engines.stream import ClientTls, Roster, ServerAddress, ServerTls, StreamClient
+from fedopt_flwr.engines.stream import (
+    ClientTls,
+    Connections,
+    Roster,
+    ServerAddress,
+    ServerTls,
+    StreamClient,
+)
 from fedopt_flwr.engines.stream.protocol import CLAIM_KEY
 from fedopt_flwr.errors import FedoptError
 from fedopt_flwr.rounds.record import RoundRecord
@@ -147,6 +154,7 @@ class ClientThread:
         address: str | None = None,
         proxy: str | None = None,
         token: str = "",
+        connections: Connections | None = None,
     ) -> None:
         host = host or ClientHost(server.config, [client_id])
         address = address or f"localhost:{port or server.port}"
@@ -157,6 +165,7 @@ class ClientThread:
             wrap(HostedClient(client_id, host, states_in(state))),
             ServerAddress(address, tls, keep_alive, proxy, token=token),
             self.said,
+            connections,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -225,10 +234,16 @@ class RawPeer:
         self._channel.close()
 
 
-def hosted_clients(server: ServerThread, ids: Sequence[int], state: Path) -> list[ClientThread]:
+def hosted_clients(
+    server: ServerThread,
+    ids: Sequence[int],
+    state: Path,
+    connections: Connections | None = None,
+    wrap: Callable[[Any], Any] = lambda client: client,
+) -> list[ClientThread]:
     """Clients that share one host, as `--client-ids` makes them."""
-    host = ClientHost(server.config, ids)
-    return [ClientThread(server, i, state, host=host) for i in ids]
+    own: dict[str, Any] = {"host": ClientHost(server.config, ids), "connections": connections}
+    return [ClientThread(server, i, state, wrap=wrap, **own) for i in ids]
 
 
 def make_config(rule: str = "padamfed", **federation: Any) -> dict[str, Any]:

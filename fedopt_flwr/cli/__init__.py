@@ -25,10 +25,12 @@ from .console import (
     warnings_as_lines,
 )
 from .doctor import doctor
+from .environment import EnvironmentCommand
 from .launch import launch
 from .partition import partition
 from .server import server
 from .simulate import simulate
+from .status import status
 from .verify import verify
 
 app = typer.Typer(
@@ -37,7 +39,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (server, client, launch, simulate, compare, algorithms, verify, partition, doctor):
+app.command(cls=EnvironmentCommand)(server)
+app.command(cls=EnvironmentCommand)(client)
+for verb in (launch, status, simulate, compare, algorithms, verify, partition, doctor):
     app.command()(verb)
 app.add_typer(certs, name="certs")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,16 +19,19 @@ from .console import Debug, SteadyOutput, mute
 from .options import (
     Certificate,
     ConfigFile,
+    HealthAddress,
     Insecure,
     Key,
+    MetricsAddress,
     Settings,
     require_address,
+    require_observers,
     require_writable,
     warn_insecure,
 )
 
 if TYPE_CHECKING:
-    from ..engines.stream import ClientTls
+    from ..engines.stream import ClientTls, Connections
 
 
 def client(
@@ -46,16 +51,19 @@ def client(
     certificate: Certificate = None,
     key: Key = None,
     insecure: Insecure = False,
+    health: HealthAddress = None,
+    metrics: MetricsAddress = None,
     debug: Debug = False,
 ) -> None:
     """Train on this machine's data for a server; CONFIG says which data, device and own code."""
     require_address("--server", server, lowest_port=1)
+    require_observers(health, metrics)
     run_config = RunConfig.from_file(config, settings or [])
     ids = _ids(client_id, client_ids)
     tls = _client_tls(ca, certificate, key, insecure)
     require_writable("--state-dir", state_dir, "name a folder on a disk that stays")
     from ..deployment.leash import follow_parent
-    from ..engines.stream import JOIN_TOKEN, ServerAddress
+    from ..engines.stream import JOIN_TOKEN, Connections, ServerAddress
     from ..run.hosts import serve_clients
 
     follow_parent()
@@ -71,10 +79,36 @@ def client(
         # processes that this one starts need not know it
         token=os.environ.pop(JOIN_TOKEN, ""),
     )
-    output = SteadyOutput(sys.stdout)
-    errors = serve_clients(run_config, ids, state_dir, where, partial(_say, output))
+    say = partial(_say, SteadyOutput(sys.stdout))
+    connections = Connections(ids)
+    with _observed(connections, tls, health, metrics, say):
+        errors = serve_clients(run_config, ids, state_dir, where, say, connections)
     if errors:
         raise errors[0]
+
+
+@contextlib.contextmanager
+def _observed(
+    connections: Connections,
+    tls: ClientTls | None,
+    health: str | None,
+    metrics: str | None,
+    say: Callable[[str], None],
+) -> Iterator[None]:
+    """Answer those who watch a process of clients meanwhile."""
+    from ..engines.stream import answering_health
+
+    with contextlib.ExitStack() as open_ports:
+        if health is not None:
+            port = open_ports.enter_context(answering_health(health, connections.are_open))
+            say(f"health checks at {health.rpartition(':')[0]}:{port}")
+        if metrics is not None:
+            from ..deployment.metrics import ClientMetrics, serving_metrics
+
+            kept = ClientMetrics(connections, tls.ends if tls else dict)
+            port = open_ports.enter_context(serving_metrics(metrics, kept.registry))
+            say(f"metrics at http://{metrics.rpartition(':')[0]}:{port}/metrics")
+        yield
 
 
 def _client_tls(
@@ -97,7 +131,10 @@ def _client_tls(
 
 def _ids(client_id: str | None, client_ids: str | None) -> list[int | str]:
     if (client_id is None) == (client_ids is None):
-        raise ConfigError("--client-id or --client-ids: give one of the two")
+        raise ConfigError(
+            "--client-id or --client-ids: give one of the two, here or as FEDOPT_CLIENT_ID or "
+            "FEDOPT_CLIENT_IDS"
+        )
     option = "--client-id" if client_id is not None else "--client-ids"
     try:
         ids = parse_ids(client_id or client_ids or "")

@@ -33,6 +33,14 @@ Insecure = Annotated[
 ]
 Certificate = Annotated[Path | None, typer.Option(help="This end's certificate (PEM).")]
 Key = Annotated[Path | None, typer.Option(help="The key of --certificate.")]
+HealthAddress = Annotated[
+    str | None,
+    typer.Option("--health", metavar="HOST:PORT", help="Answer gRPC health checks, in plain text."),
+]
+MetricsAddress = Annotated[
+    str | None,
+    typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics over HTTP."),
+]
 Resume = Annotated[
     Path | None, typer.Option(metavar="DIRECTORY", help="Continue from this run's checkpoint.")
 ]
@@ -45,6 +53,8 @@ def config_of_run(
     path: Path | None, algorithm: str | None, settings: list[str] | None
 ) -> RunConfig:
     """Read a run's configuration; without a directory it gets a new one under runs/."""
+    if algorithm and any(setting.startswith("algorithm.name=") for setting in settings or []):
+        raise ConfigError("--algorithm and --set algorithm.name: give one of the two")
     named = {"algorithm.name": algorithm} if algorithm else {}
     config = RunConfig.from_file(path, settings or [], named)
     if config.output.directory is not None:
@@ -78,6 +88,13 @@ def require_address(option: str, address: str, *, lowest_port: int) -> None:
         f"{option}: got {address!r}; must be HOST:PORT, with a port from "
         f"{lowest_port} to 65535; {remedy}"
     )
+
+
+def require_observers(health: str | None, metrics: str | None) -> None:
+    """Raise ConfigError unless the addresses of --health and --metrics are such."""
+    for option, address in (("--health", health), ("--metrics", metrics)):
+        if address is not None:
+            require_address(option, address, lowest_port=0)
 
 
 def require_alone(*others: object) -> None:

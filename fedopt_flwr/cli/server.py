@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,17 +16,23 @@ from .options import (
     AlgorithmName,
     Certificate,
     ConfigFile,
+    HealthAddress,
     Insecure,
     Key,
+    MetricsAddress,
     Resume,
     Settings,
     config_of_run,
     require_address,
+    require_observers,
     warn_insecure,
 )
 
 if TYPE_CHECKING:
+    from ..config.run_config import RunConfig
     from ..engines.stream import ServerTls
+    from ..run.run import Listener
+    from .show_federation import FederationDisplay
 
 
 def server(
@@ -45,10 +53,13 @@ def server(
     ] = None,
     insecure: Insecure = False,
     resume: Resume = None,
+    health: HealthAddress = None,
+    metrics: MetricsAddress = None,
     debug: Debug = False,
 ) -> None:
     """Wait for the clients, run the federation over gRPC, write the results."""
     require_address("--address", address, lowest_port=0)
+    require_observers(health, metrics)
     if resume is not None and algorithm:
         raise ConfigError("--resume: takes the rule from its directory; leave out --algorithm")
     if resume is None:
@@ -63,17 +74,48 @@ def server(
     from .show_federation import FederationDisplay
 
     host = address.rpartition(":")[0]
-    with FederationDisplay(run_config) as display:
+    with (
+        FederationDisplay(run_config) as display,
+        _observed(display, run_config, tls, health, metrics) as listener,
+    ):
         result = serve(
             run_config,
             address,
             tls=tls,
-            listener=display,
+            listener=listener,
             roster=display.roster,
             checkpoint=checkpoint,
             on_listening=lambda port: display.say(f"listening at {host}:{port}"),
         )
     display.finish(result)
+
+
+@contextlib.contextmanager
+def _observed(
+    display: FederationDisplay,
+    config: RunConfig,
+    tls: ServerTls | None,
+    health: str | None,
+    metrics: str | None,
+) -> Iterator[Listener]:
+    """Answer those who watch a server meanwhile; yields who must hear of its run."""
+    from ..engines.stream import answering_health
+    from ..run.run import Several
+
+    roster = display.roster
+    with contextlib.ExitStack() as open_ports:
+        if health is not None:
+            port = open_ports.enter_context(answering_health(health, lambda: roster.is_open))
+            display.say(f"health checks at {health.rpartition(':')[0]}:{port}")
+        if metrics is None:
+            yield display
+            return
+        from ..deployment.metrics import ServerMetrics, serving_metrics
+
+        kept = ServerMetrics(config, roster, tls.ends if tls else dict)
+        port = open_ports.enter_context(serving_metrics(metrics, kept.registry))
+        display.say(f"metrics at http://{metrics.rpartition(':')[0]}:{port}/metrics")
+        yield Several(display, kept)
 
 
 def _server_tls(

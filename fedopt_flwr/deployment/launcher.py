@@ -31,6 +31,7 @@ from ..run.serve import serve
 from .leash import LEASHED
 
 _HOST = "127.0.0.1"
+_DATA = "FEDOPT_DATA"
 _GRACE_SECONDS = 10.0
 _TAIL_LINES = 5
 _KEPT_LINES = 500  # among which an ended process says why
@@ -111,7 +112,7 @@ class ClientProcesses:
                 stderr=subprocess.STDOUT,
                 encoding="utf-8",
                 errors="replace",
-                env=os.environ | LEASHED | self._environment(number),
+                env=_inherited() | LEASHED | self._environment(number),
                 cwd=self.code if self.code is not None and self.code.is_dir() else None,
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends the rest
                 creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # Windows' own
@@ -147,8 +148,8 @@ class ClientProcesses:
         own["PYTHONIOENCODING"] = "utf-8"  # as the log is, whatever this console can show
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
-        if self.code is not None and (data := os.environ.get("FEDOPT_DATA")):
-            own["FEDOPT_DATA"] = os.path.abspath(data)
+        if self.code is not None and (data := os.environ.get(_DATA)):
+            own[_DATA] = os.path.abspath(data)
         if len(gpus) > 1 and self.config.training.device in ("auto", "cuda"):
             own["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
         return own
@@ -211,6 +212,11 @@ class _Watched:
         self._on_round(record)
         if record.failures:
             self._clients.require_any_alive()
+
+
+def _inherited() -> dict[str, str]:
+    """Return this process's environment without what would be options of `fedopt client`."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("FEDOPT_") or k == _DATA}
 
 
 def _shares(num_clients: int, num_processes: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import warnings
@@ -92,6 +93,13 @@ def remove_checkpoints_after(run: Path, last_round: int) -> None:
 def has_checkpoint(run: Path) -> bool:
     """Whether a run's folder holds a checkpoint that this version can read."""
     return bool(_files(run))
+
+
+def newest_checkpoint(run: Path) -> float | None:
+    """Return when the newest one was written, in seconds since 1970; None if there is none."""
+    with contextlib.suppress(OSError):  # removed just now: the next time
+        return max((path.stat().st_mtime for path in _files(run).values()), default=None)
+    return None
 
 
 def read_checkpoint(run: Path) -> Checkpoint:

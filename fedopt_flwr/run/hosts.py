@@ -21,7 +21,7 @@ from ..config.run_config import RunConfig
 from ..config.sections import Facts
 from ..data import ClientData, load_client_data
 from ..engines.common import keep_freed_memory
-from ..engines.stream import ServerAddress, StreamClient
+from ..engines.stream import Connections, ServerAddress, StreamClient
 from ..errors import FedoptError, MessageError
 from ..flower import ClientStates, DiskStates, FederatedClient, Instruction, ModelPool
 from ..flower.messages import Scalar
@@ -152,6 +152,7 @@ def serve_clients(
     state: Path,
     server: ServerAddress,
     say: Callable[[str], None],
+    connections: Connections,
 ) -> list[FedoptError]:
     """Run one stream for each client until the server sends all home; return what ended others.
 
@@ -160,7 +161,9 @@ def serve_clients(
     keep_freed_memory()
     host = ClientHost(config, client_ids)
     states = states_in(state)
-    streams = [StreamClient(i, HostedClient(i, host, states), server, say) for i in client_ids]
+    streams = [
+        StreamClient(i, HostedClient(i, host, states), server, say, connections) for i in client_ids
+    ]
     errors: list[FedoptError] = []
 
     def run(stream: StreamClient) -> None:

@@ -48,6 +48,21 @@ class Silent:
     def on_round(self, record: RoundRecord) -> None: ...
 
 
+class Several:
+    """Listeners that all hear the same, in their order."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = listeners
+
+    def on_start(self, rule: Algorithm, plan: Plan, experiment: Experiment) -> None:
+        for listener in self._listeners:
+            listener.on_start(rule, plan, experiment)
+
+    def on_round(self, record: RoundRecord) -> None:
+        for listener in self._listeners:
+            listener.on_round(record)
+
+
 class Run:
     """A strategy to give to an engine; every finished round goes to records, files and listener.
 

@@ -80,7 +80,7 @@ def test_a_client_gets_in_although_idle_connections_fill_the_port(
 def test_a_server_that_hangs_up_at_once_is_full_and_not_of_another_protocol(
     tmp_path: Path,
 ) -> None:
-    create_authority(tmp_path, ["localhost"], days=2)
+    create_authority(tmp_path, ["localhost"], days=60)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
 

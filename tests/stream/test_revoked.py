@@ -23,9 +23,9 @@ KEPT = "stays in force"
 
 def new_authority(folder: Path, names: list[str]) -> Path:
     """A folder with a CA, a server's pair, clients of those names and an empty list."""
-    create_authority(folder, ["localhost"], days=2)
+    create_authority(folder, ["localhost"], days=60)
     for name in names:
-        create_client(folder, name, days=2)
+        create_client(folder, name, days=60)
     revoke(folder, [])
     return folder
 
@@ -53,7 +53,7 @@ def after_round(number: int, act: Callable[[], object]) -> Callable[[RoundRecord
 
 
 def test_a_revoked_client_is_refused_when_it_joins(authority: Path, tmp_path: Path) -> None:
-    create_client(authority, "1-2", days=2)
+    create_client(authority, "1-2", days=60)
     revoke(authority, ["1"])
     with ServerThread(make_config(), tls=server_tls(authority)) as server:
         revoked = ClientThread(server, 1, tmp_path, tls=client_tls(authority, "1"))
@@ -85,7 +85,7 @@ def test_a_client_that_is_revoked_takes_part_in_no_further_round(
 
 
 def test_all_clients_of_a_revoked_certificate_leave(authority: Path, tmp_path: Path) -> None:
-    create_client(authority, "1-2", days=2)
+    create_client(authority, "1-2", days=60)
     on_round = after_round(1, lambda: revoke(authority, ["1-2"]))
     config = make_config("fedavg", num_rounds=3)
     with ServerThread(config, tls=server_tls(authority), on_round=on_round) as server:
@@ -101,7 +101,7 @@ def test_a_revoked_client_does_not_count_before_the_start(authority: Path, tmp_p
         revoke(authority, ["1"])
         early.join()
         assert "this certificate was revoked" in str(early.error)
-        create_client(authority, "1-2", days=2)
+        create_client(authority, "1-2", days=60)
         for i, name in enumerate(["0", "1-2", "2"]):
             ClientThread(server, i, tmp_path, tls=client_tls(authority, name))
         assert server.result().rounds[-1].clients == [0, 1, 2]

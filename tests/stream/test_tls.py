@@ -32,9 +32,9 @@ from fedopt_flwr.engines.stream import ClientTls, ServerAddress, ServerTls, Stre
 def authority(tmp_path: Path) -> Path:
     """A folder with a CA, a server certificate for localhost and clients 0, 1 and 2."""
     folder = tmp_path / "certs"
-    create_authority(folder, ["localhost", "127.0.0.1"], days=2)
+    create_authority(folder, ["localhost", "127.0.0.1"], days=60)
     for name in ("0", "1", "2"):
-        create_client(folder, name, days=2)
+        create_client(folder, name, days=60)
     return folder
 
 
@@ -69,7 +69,7 @@ def test_mutual_tls_gives_the_same_bits_as_a_simulation(authority: Path, tmp_pat
 
 
 def test_one_certificate_may_speak_for_a_range_of_clients(authority: Path, tmp_path: Path) -> None:
-    create_client(authority, "0-2", days=2)
+    create_client(authority, "0-2", days=60)
     with ServerThread(make_config(), tls=server_tls(authority)) as server:
         for i in range(3):
             ClientThread(server, i, tmp_path, tls=client_tls(authority, "0-2"))
@@ -93,8 +93,8 @@ def test_a_client_without_a_certificate_of_the_ca_gets_nothing(
     tls, reason = client_tls(authority, None), "it wants a certificate"
     if certificate == "foreign":
         other = tmp_path / "other"
-        create_authority(other, ["localhost"], days=2)
-        create_client(other, "0", days=2)
+        create_authority(other, ["localhost"], days=60)
+        create_client(other, "0", days=60)
         tls = ClientTls(authority / "ca.pem", other / "0.pem", other / "0.key")
         reason = "it does not accept the certificate in"
     with ServerThread(make_config(), tls=server_tls(authority)) as server:
@@ -159,7 +159,7 @@ def test_an_expired_server_certificate_is_named(
 
 def test_a_wrong_host_name_and_a_foreign_server_are_named(authority: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    create_authority(other, ["elsewhere.example"], days=2)
+    create_authority(other, ["elsewhere.example"], days=60)
     server, address = bare_server(server_tls(other, mutual=False).credentials())
     reason = reason_to_give_up(address, client_tls(other, None))
     assert "its certificate is not for 'localhost'" in reason
@@ -174,7 +174,7 @@ def test_a_foreign_authority_of_the_same_name_and_key_id_is_named(
     real = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes())
     key = ec.generate_private_key(ec.SECP256R1())
     builder = certificates._builder(
-        real.subject, real.subject, key.public_key(), 2, signs_certificates=True
+        real.subject, real.subject, key.public_key(), 60, signs_certificates=True
     )
     builder._extensions = list(real.extensions)
     namesake = tmp_path / "namesake.pem"

@@ -185,13 +185,13 @@ def test_printing_decides_nothing(tmp_path: Path) -> None:
 def test_presence_counts_who_is_here_now() -> None:
     display = FederationDisplay(RunConfig(**make_config()))
     for i in range(3):
-        display.roster.joining(i, "")
+        display.roster.joining(i, "", None)
         display.roster.ready(i, 5)
     assert display._presence() == "3 of 3 clients connected"
     display.roster.away(2, forget=True)
     display.roster.away(1)
     assert display._presence() == "1 of 3 clients connected, missing 1, 2"
-    display.roster.joining("[/b]", "")
+    display.roster.joining("[/b]", "", None)
     display.roster.answered("[/b]", 1.0, "[/b] a client's words")
     display._console.print(display._table())  # whose words are no markup
 

@@ -12,6 +12,7 @@ import queue
 import random
 import re
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ from ...errors import ConfigError, FedoptError, MessageError, RunError
 from ...flower.messages import ROUND, repeated, to_arrays
 from ...problems import foreign_text
 from ...randomness import derive
+from .connections import Connections
 from .parts import parse
 from .protocol import (
     CLAIM,
@@ -104,8 +106,10 @@ class StreamClient:
         client: NumPyClient,
         server: ServerAddress,
         say: Callable[[str], None],
+        connections: Connections | None = None,
     ) -> None:
         self._client_id = client_id
+        self._connections = connections or Connections([client_id])
         self._client = client
         self._server = server
         self._say = lambda text: say(f"client {client_id}: {text}")
@@ -166,6 +170,7 @@ class StreamClient:
                 return self._answer_all(call, answers)
             finally:
                 self._call = None
+                self._connections.opened(self._client_id, is_open=False)
                 answers.put(None)  # ends gRPC's thread that waits for the next answer
 
     def _open_channel(self) -> grpc.Channel:
@@ -188,6 +193,7 @@ class StreamClient:
             if not self._was_connected:
                 self._was_connected = True
                 self._largest_reply = _number(dict(call.initial_metadata()).get(LARGEST_REPLY_KEY))
+                self._connections.opened(self._client_id, is_open=True)
                 self._say(f"connected to {self._server}")
             if largest is not None and len(data) > largest:
                 raise MessageError(
@@ -227,7 +233,9 @@ class StreamClient:
         except Exception as error:  # Flower raises many kinds
             raise MessageError(f"{type(error).__name__}: {foreign_text(error)}") from error
         try:
-            return GetPropertiesRes(_OK, self._client.get_properties(config))
+            facts = self._client.get_properties(config)
+            self._connections.introduced(self._client_id, facts.get("num_examples"))
+            return GetPropertiesRes(_OK, facts)
         except Exception as error:
             _LOG.debug("client %s: its introduction failed", self._client_id, exc_info=True)
             text = f"{type(error).__name__}: {error}"
@@ -238,6 +246,7 @@ class StreamClient:
 
     def _fit(self, message: ServerMessage) -> ClientMessage:
         asked: Mapping[str, Any] = {}
+        started = time.monotonic()
         try:
             ins = fit_ins_from_proto(message.fit_ins)
             asked = ins.config
@@ -259,6 +268,7 @@ class StreamClient:
             reply = _failure(asked, f"{type(error).__name__}: {error}")
         if "error" in reply.metrics:
             outcome = f"failed: {reply.metrics['error'].string}"
+        self._connections.on_training(time.monotonic() - started)
         self._say(f"round {foreign_text(asked.get(ROUND))}: {outcome}")
         return ClientMessage(fit_res=reply)
 

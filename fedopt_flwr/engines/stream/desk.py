@@ -21,7 +21,7 @@ from ...flower.members import Members
 from ...problems import foreign_text
 from .protocol import CLAIM_KEY, LONGEST_PAUSE_SECONDS, RUN_IS_OVER, Claim, read_claim
 from .proxy import Seat, StreamProxy
-from .revoked import REVOKED, RevokedList, certificate_serial
+from .revoked import REVOKED, RevokedList, peer_certificate
 from .roster import Roster
 
 _FAREWELL_SECONDS = 5.0
@@ -72,22 +72,23 @@ class Desk(SimpleClientManager):
 
     def seat(self, context: grpc.ServicerContext) -> Seat:
         """Give the caller the id that it claims, or raise Refused."""
-        claim = self._credible_claim(context)
+        certificate = peer_certificate(context)
+        serial = None if certificate is None else certificate.serial_number
+        claim = self._credible_claim(context, serial)
         with self._lock_seats:
             earlier = self._seat_to_give_up(claim)
         if earlier is not None:
             self.free(earlier)
         with self._lock_seats:
             self._require_place(claim)
-            seat = Seat(
-                claim.client_id, context.peer(), claim.instance, certificate_serial(context)
-            )
+            seat = Seat(claim.client_id, context.peer(), claim.instance, serial)
             self._seats[claim.client_id] = seat
             self._waiting.pop(claim.who, None)
-        self._roster.joining(claim.client_id, seat.peer)
+        ends = None if certificate is None else certificate.not_valid_after_utc
+        self._roster.joining(claim.client_id, seat.peer, ends)
         return seat
 
-    def _credible_claim(self, context: grpc.ServicerContext) -> Claim:
+    def _credible_claim(self, context: grpc.ServicerContext, serial: int | None) -> Claim:
         """Return who the caller says it is if its token and certificate allow that."""
         try:
             claim = read_claim(dict(context.invocation_metadata()).get(CLAIM_KEY, b""))
@@ -106,7 +107,7 @@ class Desk(SimpleClientManager):
                 f"`fedopt certs client {client_id}`"
             )
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
-        if self._is_revoked(certificate_serial(context)):
+        if self._is_revoked(serial):
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"client {client_id}: {REVOKED}")
         return claim
 

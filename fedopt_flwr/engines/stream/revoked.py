@@ -10,6 +10,7 @@ import grpc
 from cryptography import x509
 
 from ...errors import ConfigError
+from .tls import state_of_file
 
 REVOKED = "this certificate was revoked; ask for a new one"
 
@@ -37,7 +38,7 @@ class RevokedList:
     def refuses(self, serial: int | None) -> bool:
         """Whether a certificate is listed, or has no serial number that could be."""
         with self._lock:
-            seen = self._state_of_file()
+            seen = state_of_file(self._path)
             if seen != self._seen:
                 self._seen = seen  # as it was before it is read, so that a later change counts
                 try:
@@ -46,13 +47,6 @@ class RevokedList:
                     text = f"{error}; the list that was read before it stays in force"
                     self._say("--revoked", text)
             return serial is None or serial in self._serials
-
-    def _state_of_file(self) -> object:
-        try:
-            state = self._path.stat()
-        except OSError as error:
-            return str(error)
-        return state.st_mtime_ns, state.st_size, state.st_ino
 
     def _read(self) -> frozenset[int]:
         revoked = x509.load_pem_x509_crl(self._path.read_bytes())
@@ -69,10 +63,9 @@ def _has_signed(authority: x509.Certificate, revoked: x509.CertificateRevocation
         return False
 
 
-def certificate_serial(context: grpc.ServicerContext) -> int | None:
-    """Return the serial number of the caller's certificate; None if there is none to read."""
+def peer_certificate(context: grpc.ServicerContext) -> x509.Certificate | None:
+    """Return the caller's certificate; None if there is none to read."""
     try:
-        pem = context.auth_context()["x509_pem_cert"][0]
-        return x509.load_pem_x509_certificate(pem).serial_number
+        return x509.load_pem_x509_certificate(context.auth_context()["x509_pem_cert"][0])
     except (KeyError, IndexError, ValueError):
         return None

@@ -7,8 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from ...algorithm import ClientId
+from .tls import FEW_DAYS, days_left
 
 _LOG = logging.getLogger(__name__)
 _MINUTE = 60.0
@@ -23,6 +25,7 @@ class Presence:
 
     state: str = "away"  # away, joining, ready, training
     peer: str = ""
+    certificate_ends: datetime | None = None  # of its last connection
     num_examples: int | None = None
     round: int | None = None  # in which it was last asked
     seconds: float | None = None  # of its last answer, from the question on
@@ -40,6 +43,8 @@ class Roster:
     """
 
     def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
+        self.is_open = False  # the server takes clients in
+        self.on_answer: Callable[[float], None] = lambda seconds: None  # hears how long each took
         self._say = say
         self._is_lost = False  # the last line
         self._lock = threading.Lock()
@@ -53,8 +58,15 @@ class Roster:
             clients = dict(self._clients)
         return dict(sorted(clients.items(), key=lambda item: (isinstance(item[0], str), item[0])))
 
-    def joining(self, client_id: ClientId, peer: str) -> None:
-        self._change(client_id, state="joining", peer=peer, note="")
+    def joining(self, client_id: ClientId, peer: str, certificate_ends: datetime | None) -> None:
+        facts = {"peer": peer, "certificate_ends": certificate_ends}
+        self._change(client_id, state="joining", note="", **facts)
+        if certificate_ends is not None and (left := days_left(certificate_ends)) < FEW_DAYS:
+            when = f"on {certificate_ends:%Y-%m-%d}, {left} days from now"
+            self._moves.say(
+                f"client {client_id}: its certificate ends {when}; make it another with "
+                f"`fedopt certs client {client_id}`"
+            )
 
     def ready(self, client_id: ClientId, num_examples: int) -> None:
         self._change(client_id, state="ready", num_examples=num_examples)
@@ -73,6 +85,7 @@ class Roster:
         self._change(client_id, state="training", round=round_number, seconds=None)
 
     def answered(self, client_id: ClientId, seconds: float, note: str) -> None:
+        self.on_answer(seconds)
         with self._lock:
             known = self._clients.get(client_id, Presence())
             state = "ready" if known.state == "training" else known.state  # it may have left

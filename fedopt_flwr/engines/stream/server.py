@@ -23,6 +23,7 @@ from ...flower import FederatedStrategy
 from ...flower.sizes import largest_reply
 from ..common import LeanServer, intra_op_threads, quiet
 from .desk import Desk, Refused
+from .health import health_handler
 from .patience import Patience
 from .protocol import LARGEST_REPLY_KEY, MIB, RUN_IS_OVER, SERVICE, channel_options
 from .proxy import Letter, Seat, SharedArrays, StreamProxy
@@ -66,9 +67,10 @@ def run_on_streams(
     largest = min(largest, config.transport.max_message_mb * MIB)
     allow_many_files()
     servicer = _Servicer(desk, roster, patience, largest)
-    server, port = _listen(servicer, config, address, tls, largest)
+    server, port = _listen(servicer, roster, config, address, tls, largest)
     with _stopping_on_signals(desk), patience.watching():
         server.start()
+        roster.is_open = True
         try:
             with quiet(), intra_op_threads(config.training.threads):
                 on_listening(port)
@@ -77,6 +79,7 @@ def run_on_streams(
                 loop.fit(num_rounds, config.federation.timeout_seconds)
                 desk.dismiss()
         finally:
+            roster.is_open = False
             desk.abandon()
             server.stop(_GRACE_SECONDS).wait()
 
@@ -101,7 +104,12 @@ def _stopping_on_signals(desk: Desk) -> Iterator[None]:
 
 
 def _listen(
-    servicer: _Servicer, config: RunConfig, address: str, tls: ServerTls | None, largest: int
+    servicer: _Servicer,
+    roster: Roster,
+    config: RunConfig,
+    address: str,
+    tls: ServerTls | None,
+    largest: int,
 ) -> tuple[grpc.Server, int]:
     streams = config.federation.num_clients + _SPARE_STREAMS
     options = [
@@ -118,6 +126,7 @@ def _listen(
                 SERVICE,
                 {"Join": grpc.stream_stream_rpc_method_handler(servicer.join, Letter, Letter.take)},
             ),
+            health_handler(lambda: roster.is_open),
         ),
         options=options,
         maximum_concurrent_rpcs=streams,
@@ -125,7 +134,7 @@ def _listen(
     try:
         if tls is None:
             return server, server.add_insecure_port(address)
-        return server, server.add_secure_port(address, tls.credentials())
+        return server, server.add_secure_port(address, tls.credentials(roster.refused))
     except RuntimeError as error:
         raise ConfigError(
             f"--address: cannot listen at {address!r}: {error}; must be HOST:PORT of this machine, "

@@ -6,6 +6,9 @@ import contextlib
 import http.client
 import socket
 import ssl
+import threading
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,8 +16,9 @@ from pathlib import Path
 import grpc
 from cryptography import x509
 
-from ...errors import ConfigError
+from ...errors import ConfigError, FedoptWarning
 
+FEW_DAYS = 30  # left of a certificate, with which it is time for another
 _PROBE_SECONDS = 5.0
 _STAYS_SECONDS = 0.5
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
@@ -37,6 +41,11 @@ _REASONS = {  # what OpenSSL says -> what it means, seen from this end
 }
 
 
+def days_left(end: datetime) -> int:
+    """Return whole days from now, below 0 if it is over."""
+    return (end - datetime.now(UTC)).days
+
+
 @dataclass(frozen=True)
 class ServerTls:
     """The server's certificate and key, and the CA of clients if they must show a certificate.
@@ -49,11 +58,61 @@ class ServerTls:
     client_ca: Path | None = None
     revoked: Path | None = None
 
-    def credentials(self) -> grpc.ServerCredentials:
-        """Read the files; ConfigError names the one that cannot be used."""
+    def credentials(
+        self, say: Callable[[str, str], None] = lambda what, problem: None
+    ) -> grpc.ServerCredentials:
+        """Read the files; ConfigError names the one that cannot be used.
+
+        Files that change are read again for the connections that come after. `say` hears of those
+        that cannot be used; what was read before them stays in force.
+        """
+        return grpc.dynamic_ssl_server_credentials(
+            self._read(), _Renewal(self, say), self.client_ca is not None
+        )
+
+    def ends(self) -> dict[str, datetime]:
+        """Return when its certificates end that can be read."""
+        return _ends(own=self.certificate, ca=self.client_ca)
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
         pair = _read_pair(self.certificate, self.key)
         ca = None if self.client_ca is None else _read_certificate(self.client_ca, "--client-ca")
-        return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+        return grpc.ssl_server_certificate_configuration([pair], ca)
+
+
+class _Renewal:
+    """Called at each handshake: returns what it is to use from now on, None if nothing changed."""
+
+    def __init__(self, tls: ServerTls, say: Callable[[str, str], None]) -> None:
+        self._tls, self._say = tls, say
+        self._lock = threading.Lock()
+        self._seen = self._state_of_files()
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        with self._lock:
+            seen = self._state_of_files()
+            if seen == self._seen:
+                return None
+            self._seen = seen  # as it was before they are read, so that a later change counts
+            try:
+                return self._tls._read()
+            except ConfigError as error:  # such as a new certificate whose key is not there yet
+                self._say("certificates", f"{error}; those that were read before stay in force")
+                return None
+
+    def _state_of_files(self) -> list[object]:
+        tls = self._tls
+        paths = [path for path in (tls.certificate, tls.key, tls.client_ca) if path is not None]
+        return [state_of_file(path) for path in paths]
+
+
+def state_of_file(path: Path) -> object:
+    """Return what differs when a file was written again, or why it cannot be seen."""
+    try:
+        state = path.stat()
+    except OSError as error:
+        return str(error)
+    return state.st_mtime_ns, state.st_size, state.st_ino
 
 
 @dataclass(frozen=True)
@@ -64,6 +123,10 @@ class ClientTls:
     certificate: Path | None = None
     key: Path | None = None
 
+    def ends(self) -> dict[str, datetime]:
+        """Return when its certificates end that can be read."""
+        return _ends(own=self.certificate, ca=self.ca)
+
     def credentials(self) -> grpc.ChannelCredentials:
         """Read the files; ConfigError names the one that cannot be used."""
         ca = _read_certificate(self.ca, "--ca")
@@ -73,7 +136,19 @@ class ClientTls:
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
+def _ends(**paths: Path | None) -> dict[str, datetime]:
+    found = {}
+    for name, path in paths.items():
+        with contextlib.suppress(OSError, ValueError):
+            if path is not None:
+                certificate = x509.load_pem_x509_certificate(path.read_bytes())
+                found[name] = certificate.not_valid_after_utc
+    return found
+
+
 def _read_certificate(path: Path, option: str) -> bytes:
+    """Return a file's contents; ConfigError if its certificate cannot be used, FedoptWarning if it
+    soon cannot."""
     try:
         contents = path.read_bytes()
         certificate = x509.load_pem_x509_certificate(contents)
@@ -84,6 +159,13 @@ def _read_certificate(path: Path, option: str) -> bytes:
             f"{option}: the certificate in {str(path)!r} has expired on "
             f"{certificate.not_valid_after_utc:%Y-%m-%d}; make a new one with `fedopt certs`"
         )
+    if (left := days_left(certificate.not_valid_after_utc)) < FEW_DAYS:
+        text = (
+            f"{option}: the certificate in {str(path)!r} ends on "
+            f"{certificate.not_valid_after_utc:%Y-%m-%d}, {left} days from now; make a new one "
+            "with `fedopt certs`"
+        )
+        warnings.warn(text, FedoptWarning, stacklevel=2)
     return contents
 
 
