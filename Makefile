@@ -3,7 +3,7 @@ BIN := .venv/bin
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
-.PHONY: install demo test test-slow test-newest lint structure audit
+.PHONY: install demo test test-slow test-containers test-newest lint structure audit
 
 install: .venv/installed
 
@@ -39,10 +39,14 @@ audit: install
 test test-slow test-newest: export PYTHONIOENCODING := utf-8
 
 test: lint
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow and not containers"
 
 test-slow: install
 	$(BIN)/pytest -n 2 -m slow
+
+# as root, where dockerd, debootstrap, iptables and prometheus are installed; else they skip
+test-containers: install
+	$(BIN)/pytest -m containers tests/containers
 
 # the newest Flower that pyproject.toml allows, in an environment of its own
 NEWEST := .venv-newest/bin
@@ -52,4 +56,4 @@ test-newest:
 	grep -v '^flwr==' constraints.txt > .venv-newest/constraints.txt
 	$(NEWEST)/python -m pip install --quiet -c .venv-newest/constraints.txt -e '.[dev]'
 	$(NEWEST)/python -m pip show flwr | grep Version
-	$(NEWEST)/pytest -n 2 -m "not slow"
+	$(NEWEST)/pytest -n 2 -m "not slow and not containers"

@@ -38,6 +38,18 @@ def about(whom: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def needing(package: str, field: str) -> Iterator[None]:
+    """Name the package to install in a DataError where importing it meanwhile fails."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise DataError(
+            f"{field} needs {package}, which is not installed (the image for clients leaves it "
+            f"out); run `pip install {package}`, or use data.name = 'npz' with data of your own"
+        ) from error
+
+
+@contextlib.contextmanager
 def collected(errors: list[FedoptError]) -> Iterator[None]:
     """Add a ConfigError or DataError to `errors` instead of raising it."""
     try:

@@ -49,14 +49,19 @@ AlgorithmName = Annotated[
 ]
 
 
+def configured(path: Path | None, algorithm: str | None, settings: list[str] | None) -> RunConfig:
+    """Read a run's configuration."""
+    if algorithm and any(setting.startswith("algorithm.name=") for setting in settings or []):
+        raise ConfigError("--algorithm and --set algorithm.name: give one of the two")
+    named = {"algorithm.name": algorithm} if algorithm else {}
+    return RunConfig.from_file(path, settings or [], named)
+
+
 def config_of_run(
     path: Path | None, algorithm: str | None, settings: list[str] | None
 ) -> RunConfig:
     """Read a run's configuration; without a directory it gets a new one under runs/."""
-    if algorithm and any(setting.startswith("algorithm.name=") for setting in settings or []):
-        raise ConfigError("--algorithm and --set algorithm.name: give one of the two")
-    named = {"algorithm.name": algorithm} if algorithm else {}
-    config = RunConfig.from_file(path, settings or [], named)
+    config = configured(path, algorithm, settings)
     if config.output.directory is not None:
         return config
     name = f"{config.algorithm.name}-{config.data.name}".replace(":", "-")

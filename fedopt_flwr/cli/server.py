@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..config.text import as_setting
 from ..errors import ConfigError, FedoptWarning
 from .console import Debug
 from .options import (
@@ -23,6 +24,7 @@ from .options import (
     Resume,
     Settings,
     config_of_run,
+    configured,
     require_address,
     require_observers,
     warn_insecure,
@@ -31,6 +33,7 @@ from .options import (
 if TYPE_CHECKING:
     from ..config.run_config import RunConfig
     from ..engines.stream import ServerTls
+    from ..run.checkpoints import Checkpoint
     from ..run.run import Listener
     from .show_federation import FederationDisplay
 
@@ -53,6 +56,10 @@ def server(
     ] = None,
     insecure: Insecure = False,
     resume: Resume = None,
+    continues: Annotated[
+        bool,
+        typer.Option("--continue", help="Continue the run in output.directory, or start it there."),
+    ] = False,
     health: HealthAddress = None,
     metrics: MetricsAddress = None,
     debug: Debug = False,
@@ -60,15 +67,7 @@ def server(
     """Wait for the clients, run the federation over gRPC, write the results."""
     require_address("--address", address, lowest_port=0)
     require_observers(health, metrics)
-    if resume is not None and algorithm:
-        raise ConfigError("--resume: takes the rule from its directory; leave out --algorithm")
-    if resume is None:
-        run_config = config_of_run(config, algorithm, settings)
-        checkpoint = None
-    else:
-        from ..run.resuming import read_run
-
-        run_config, checkpoint = read_run(resume, config, settings or [])
+    run_config, checkpoint = _run(config, algorithm, settings or [], resume, continues)
     tls = _server_tls(certificate, key, client_ca, revoked, insecure)
     from ..run.serve import serve
     from .show_federation import FederationDisplay
@@ -88,6 +87,45 @@ def server(
             on_listening=lambda port: display.say(f"listening at {host}:{port}"),
         )
     display.finish(result)
+
+
+def _run(
+    config: Path | None,
+    algorithm: str | None,
+    settings: list[str],
+    resume: Path | None,
+    continues: bool,
+) -> tuple[RunConfig, Checkpoint | None]:
+    """Return a run's configuration and, if it has begun, where to continue."""
+    if resume is not None and (algorithm or continues):
+        other = "--continue" if continues else "--algorithm"
+        raise ConfigError(f"--resume: takes the run from its directory; leave out {other}")
+    if continues:
+        resume = _begun(configured(config, algorithm, settings))
+        settings = [*settings, as_setting("algorithm.name", algorithm)] if algorithm else settings
+    if resume is None:
+        return config_of_run(config, None if continues else algorithm, settings), None
+    from ..run.resuming import read_run
+
+    return read_run(resume, config, settings)
+
+
+def _begun(config: RunConfig) -> Path | None:
+    """Return the folder of a run to continue, None if it is to start there; exit if it is over."""
+    directory = config.output.directory
+    if directory is None or not config.output.checkpoint_every:
+        raise ConfigError(
+            "--continue: set output.directory, where the run is looked for, and "
+            "output.checkpoint_every, without which none can be continued"
+        )
+    from ..run.checkpoints import has_checkpoint
+    from ..run.directory import SUMMARY, RunDirectory
+
+    if (directory / SUMMARY).exists():
+        print(f"the run in {str(directory)!r} is over")
+        raise typer.Exit
+    RunDirectory(directory).forget_unbegun()
+    return directory if has_checkpoint(directory) else None
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..config.sections import PartitionSection
 from ..errors import ConfigError, DataError
+from ..problems import needing
 
 Rows = NDArray[np.int64]
 
@@ -66,9 +67,9 @@ def _by_flower(
 ) -> list[Rows]:
     """dirichlet: shares of each class drawn from Dirichlet(α), as in Yurochkin et al. 2019;
     classes: each client holds examples of exactly `classes_per_client` classes."""
-    from datasets import Dataset
-    from flwr_datasets.partitioner import DirichletPartitioner, PathologicalPartitioner
-
+    with needing("flwr-datasets", f"data.partition.kind: {section.kind!r}"):
+        from datasets import Dataset
+        from flwr_datasets.partitioner import DirichletPartitioner, PathologicalPartitioner
     common: dict[str, Any] = {"num_partitions": num_clients, "partition_by": "label", "seed": seed}
     if section.kind == "classes":
         common["class_assignment_mode"] = "first-deterministic"

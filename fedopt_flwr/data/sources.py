@@ -15,7 +15,7 @@ from torch import Tensor
 from ..algorithm import ClientId
 from ..config.sections import PartitionSection
 from ..errors import ConfigError, DataError
-from ..problems import unknown_name
+from ..problems import needing, unknown_name
 from ..randomness import derive
 from .client_data import TensorData
 from .files import configured_root, torchvision_dataset
@@ -36,8 +36,8 @@ class Source:
 
 def _digits() -> Source:
     """scikit-learn's 1,797 digits of 8x8 pixels in [0, 1]; a fifth of each class for the test."""
-    from sklearn.datasets import load_digits
-
+    with needing("scikit-learn", "data.name: 'digits'"):
+        from sklearn.datasets import load_digits
     images, labels = load_digits(return_X_y=True)
     inputs = torch.from_numpy(images.astype(np.float32) / 16).view(-1, 1, 8, 8)
     targets = torch.from_numpy(labels.astype(np.int64))

@@ -49,7 +49,7 @@ def serving_metrics(address: str, registry: CollectorRegistry) -> Iterator[int]:
     ConfigError if the address cannot be used.
     """
     host, _, port = address.rpartition(":")
-    disable_created_metrics()  # a time for each counter, which nobody asks for
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a time for each counter, which nobody asks for
     try:
         server, thread = start_http_server(int(port), host.strip("[]"), registry)
     except OSError as error:

@@ -98,6 +98,23 @@ class RunDirectory:
         except (OSError, NotImplementedError):  # a file system without locks
             pass
 
+    def forget_unbegun(self) -> None:
+        """Remove the files of a run that ended before round 1 and left no checkpoint.
+
+        ConfigError if another process is at it.
+        """
+        rounds = self.path / ROUNDS
+        if has_checkpoint(self.path) or not rounds.exists():
+            return
+        if len(rounds.read_bytes().splitlines()) > 1:  # of round 0 and more
+            return
+        self._take_lock()
+        try:
+            for name in (ROUNDS, CONFIG):
+                (self.path / name).unlink(missing_ok=True)
+        finally:
+            self._lock.release()
+
     def reopen(self, done: range) -> list[RoundRecord]:
         """Continue after the rounds that are `done` and return their records.
 

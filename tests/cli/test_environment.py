@@ -15,8 +15,9 @@ from fedopt_flwr import ConfigError
 
 VARIABLES = {
     "server": "CONFIG ADDRESS ALGORITHM SET CERTIFICATE KEY CLIENT_CA REVOKED INSECURE RESUME "
-    "DEBUG",
-    "client": "CONFIG SERVER CLIENT_ID CLIENT_IDS STATE_DIR SET CA CERTIFICATE KEY INSECURE DEBUG",
+    "CONTINUE HEALTH METRICS DEBUG",
+    "client": "CONFIG SERVER CLIENT_ID CLIENT_IDS STATE_DIR SET CA CERTIFICATE KEY INSECURE "
+    "HEALTH METRICS DEBUG",
 }
 Started = Callable[..., list[Any]]
 
@@ -58,7 +59,7 @@ def test_help_names_a_variable_for_every_option(
 
 def test_a_client_starts_from_variables_alone(started: Started, tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text("[training]\nthreads = 3\n")
-    config, ids, state, where, _ = started(
+    config, ids, state, where, *_ = started(
         "client",
         CONFIG="site.toml",
         SERVER="fl.example.org:443",
