@@ -48,7 +48,7 @@ class EnvironmentCommand(TyperCommand):
         return super().invoke(ctx)
 
 
-class _Lines(click.ParamType):
+class _Lines(click.ParamType[str]):
     """Text, of which a variable of the environment holds a line each time."""
 
     name = "text"

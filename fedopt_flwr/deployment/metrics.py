@@ -38,6 +38,11 @@ _REASONS = {  # of a reply that was not counted -> how its error is known
     "hung_up": "it hung up",
     "absent": "no answer",
 }
+_VALUES = {  # of a record, where it has them
+    "train_loss": "Mean minibatch loss of the last round with replies",
+    "test_loss": "Loss on the server's test data, as last evaluated",
+    "test_metric": "What model.metric measures there",
+}
 _OTHER = "other"  # such as an error of the client's own code
 Ends = Callable[[], Mapping[str, datetime]]
 
@@ -97,12 +102,7 @@ class ServerMetrics(Collector):
             ["part"],
         )
         self._values = {
-            name: Gauge(f"fedopt_{name}", text, registry=registry)
-            for name, text in (
-                ("train_loss", "Mean minibatch loss of the last round with replies"),
-                ("test_loss", "Loss on the server's test data, as last evaluated"),
-                ("test_metric", "What model.metric measures there"),
-            )
+            name: Gauge(f"fedopt_{name}", text, registry=registry) for name, text in _VALUES.items()
         }
         self._slowest = 0.0  # answer since the last round
         self._ended = time.monotonic()
