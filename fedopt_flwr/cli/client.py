@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..algorithm import ClientId
 from ..config.client_ids import parse_ids
 from ..config.run_config import RunConfig
 from ..errors import ConfigError
@@ -43,6 +44,9 @@ def client(
     client_ids: Annotated[
         str | None, typer.Option(help="Several clients in this process, as in 0-24 or 1,5.")
     ] = None,
+    one_of: Annotated[
+        str | None, typer.Option(help="The first of these ids that no other in --state-dir is.")
+    ] = None,
     state_dir: Annotated[
         Path, typer.Option(help="Where clients keep state between rounds and restarts.")
     ] = Path("fedopt-state"),
@@ -59,7 +63,7 @@ def client(
     require_address("--server", server, lowest_port=1)
     require_observers(health, metrics)
     run_config = RunConfig.from_file(config, settings or [])
-    ids = _ids(client_id, client_ids)
+    ids = _ids(client_id, client_ids, one_of)
     tls = _client_tls(ca, certificate, key, insecure)
     require_writable("--state-dir", state_dir, "name a folder on a disk that stays")
     from ..deployment.leash import follow_parent
@@ -80,9 +84,10 @@ def client(
         token=os.environ.pop(JOIN_TOKEN, ""),
     )
     say = partial(_say, SteadyOutput(sys.stdout))
-    connections = Connections(ids)
-    with _observed(connections, tls, health, metrics, say):
-        errors = serve_clients(run_config, ids, state_dir, where, say, connections)
+    with _first_free(ids, state_dir) if one_of else contextlib.nullcontext(ids) as own:
+        connections = Connections(own)
+        with _observed(connections, tls, health, metrics, say):
+            errors = serve_clients(run_config, own, state_dir, where, say, connections)
     if errors:
         raise errors[0]
 
@@ -129,20 +134,46 @@ def _client_tls(
     return ClientTls(ca, certificate, key)
 
 
-def _ids(client_id: str | None, client_ids: str | None) -> list[int | str]:
-    if (client_id is None) == (client_ids is None):
+def _ids(client_id: str | None, client_ids: str | None, one_of: str | None) -> list[ClientId]:
+    options = {"--client-id": client_id, "--client-ids": client_ids, "--one-of": one_of}
+    given = [(option, text) for option, text in options.items() if text is not None]
+    if len(given) != 1:
         raise ConfigError(
-            "--client-id or --client-ids: give one of the two, here or as FEDOPT_CLIENT_ID or "
-            "FEDOPT_CLIENT_IDS"
+            "--client-id, --client-ids or --one-of: give one of them, here or as FEDOPT_CLIENT_ID, "
+            "FEDOPT_CLIENT_IDS or FEDOPT_ONE_OF"
         )
-    option = "--client-id" if client_id is not None else "--client-ids"
+    ((option, text),) = given
     try:
-        ids = parse_ids(client_id or client_ids or "")
+        ids = parse_ids(text)
     except ValueError as error:
         raise ConfigError(f"{option}: {error}") from None
     if client_id is not None and len(ids) > 1:
         raise ConfigError(f"--client-id: got {client_id!r}; several clients go with --client-ids")
     return ids
+
+
+@contextlib.contextmanager
+def _first_free(ids: list[ClientId], state_dir: Path) -> Iterator[list[ClientId]]:
+    """Hold the first id whose lock no other process has; its state lies beside the lock, so who
+    has the id has its state. The system unlocks it however this process ends."""
+    from filelock import FileLock, Timeout
+
+    if not all(isinstance(client_id, int) for client_id in ids):
+        raise ConfigError(f"--one-of: got {ids[0]!r}; must be numbers, as in 0-7 or 1,5")
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for client_id in ids:
+        lock = FileLock(state_dir / f"client-{client_id}.lock", blocking=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            continue
+        with lock:
+            yield [client_id]
+        return
+    raise ConfigError(
+        f"--one-of: all of its {len(ids)} ids are taken by processes with the same --state-dir; "
+        "name more ids or start fewer processes"
+    )
 
 
 def _say(output: SteadyOutput, text: str) -> None:

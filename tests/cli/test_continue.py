@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from processes import (
     InProcess,
+    Process,
     Processes,
     free_port,
     records,
@@ -78,3 +79,30 @@ def test_a_run_of_more_than_round_0_without_a_checkpoint_is_left_alone(
     (tmp_path / "run" / "rounds.jsonl").write_text(lines)
     refused(in_process("server", "--insecure", "--continue", *RUN), "'run' already holds a run")
     assert (tmp_path / "run" / "rounds.jsonl").read_text() == lines
+
+
+@pytest.mark.slow
+def test_replicas_that_are_started_alike_share_out_the_ids(
+    tmp_path: Path, processes: Processes
+) -> None:
+    config = write_config(tmp_path, "scaffold_m", federation={"num_rounds": 100})
+    port = free_port()
+    server = start_server(processes, config, port)
+    server.wait_for("listening")
+    where = ("--server", f"127.0.0.1:{port}", "--state-dir", tmp_path / "state")
+
+    def start(name: str) -> Process:
+        return processes.start(name, "client", config, *where, "--one-of", "0-2", "--insecure")
+
+    replicas = [start(f"replica-{n}") for n in range(3)]
+    server.wait_for("round 0/100")
+    extra = start("extra")
+    assert extra.ended() == 2
+    assert "all of its 3 ids are taken" in extra.log
+    replicas[1].kill()
+    replicas[1] = start("replica-again")  # has the id that is free, and so its state
+    replicas[1].wait_for("connected to")
+    assert server.ended() == 0
+    assert [replica.ended() for replica in replicas] == [0, 0, 0]
+    assert not any("state" in e["error"] for r in records(tmp_path) for e in r["errors"])
+    require_c_is_the_mean(tmp_path)

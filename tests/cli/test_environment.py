@@ -16,7 +16,7 @@ from fedopt_flwr import ConfigError
 VARIABLES = {
     "server": "CONFIG ADDRESS ALGORITHM SET CERTIFICATE KEY CLIENT_CA REVOKED INSECURE RESUME "
     "CONTINUE HEALTH METRICS DEBUG",
-    "client": "CONFIG SERVER CLIENT_ID CLIENT_IDS STATE_DIR SET CA CERTIFICATE KEY INSECURE "
+    "client": "CONFIG SERVER CLIENT_ID CLIENT_IDS ONE_OF STATE_DIR SET CA CERTIFICATE KEY INSECURE "
     "HEALTH METRICS DEBUG",
 }
 Started = Callable[..., list[Any]]
@@ -94,7 +94,8 @@ def test_the_command_line_comes_before_the_environment_and_that_before_the_file(
     ("variables", "arguments", "text"),
     [
         ({"CLIENT_ID": "3"}, ["client", "--insecure", "--client-ids", "1-2"], "FEDOPT_CLIENT_ID"),
-        ({"CLIENT_ID": "3", "CLIENT_IDS": "4"}, ["client", "--insecure"], "give one of the two"),
+        ({"CLIENT_ID": "3", "CLIENT_IDS": "4"}, ["client", "--insecure"], "give one of them"),
+        ({"ONE_OF": "3"}, ["client", "--insecure", "--client-id", "4"], "FEDOPT_ONE_OF"),
         ({"INSECURE": "1"}, ["client", "--client-id", "1", "--ca", "c"], "uses no certificates"),
         ({"ALGORITHM": "fedavg"}, ["server", "--set", "algorithm.name=stem"], "--algorithm and"),
         ({"INSECURE": "maybe"}, ["server"], "FEDOPT_INSECURE"),
