@@ -14,13 +14,14 @@ from typing import Any
 
 import grpc
 import pytest
-from engine import Engine
+from engine import ROOT, Engine
 from federation import ContainerFederation
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedopt_flwr import RunConfig, simulate
 
 pytestmark = pytest.mark.containers
+DASHBOARD = json.loads((ROOT / "deploy" / "monitoring" / "dashboard.json").read_text())
 STREAM = "flwr.proto.FlowerService"
 Make = Callable[..., ContainerFederation]
 
@@ -113,6 +114,15 @@ def test_health_metrics_and_hardening_of_a_federation_at_work(
         days = "min((fedopt_certificate_end_timestamp_seconds{certificate='own'} - time()) / 86400)"
         (left,) = ask(days)
         assert 88 < left < 90
+        queries = [t["expr"] for panel in DASHBOARD["panels"] for t in panel["targets"]]
+        assert until(lambda: all(ask(query) for query in queries)), [
+            q for q in queries if not ask(q)
+        ]
+    for address in addresses.values():
+        with urllib.request.urlopen(f"http://{address}:9100/metrics", timeout=20) as answer:
+            told = answer.read()
+        checked = subprocess.run(["promtool", "check", "metrics"], input=told, capture_output=True)
+        assert (checked.returncode, checked.stderr) == (0, b""), checked.stderr.decode()
     for name in names:
         container = f"watched-{name}"
         status = engine("exec", container, "cat", "/proc/1/status")
