@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from processes import QUICK, fedopt, refused
+from processes import QUICK, InProcess, fedopt, refused
 
 
-def test_compare_ends_with_a_table_and_curves(tmp_path: Path) -> None:
+def test_compare_ends_with_a_table_and_curves(tmp_path: Path, in_process: InProcess) -> None:
     arguments = ["--algorithms", "padamfed,fedavg", "--set", "output.directory=out", *QUICK]
     step = ["--set", "fedavg.client_learning_rate=0.2"]
     goals = ["--targets", "0.1,0.10", "--loss-targets", "2.3"]
@@ -33,7 +33,7 @@ def test_compare_ends_with_a_table_and_curves(tmp_path: Path) -> None:
         above = [n for n, loss in losses.items() if loss > 2.3]
         assert row["holds_from"]["loss 2.3"] == min(n for n in losses if n > max(above, default=-1))
     assert (tmp_path / "out" / "curves.png").is_file()
-    refused(fedopt("compare", *arguments, cwd=tmp_path), "output.directory: 'out' exists")
+    refused(in_process("compare", *arguments), "output.directory: 'out' exists")
 
 
 @pytest.mark.slow

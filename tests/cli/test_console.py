@@ -156,6 +156,7 @@ def run_own_rule(folder: Path, *more: str) -> subprocess.CompletedProcess[bytes]
     return fedopt("simulate", *own, *QUICK, *more, cwd=folder)
 
 
+@pytest.mark.slow
 def test_a_failed_run_leaves_the_traceback_in_its_log_and_not_on_the_console(
     tmp_path: Path,
 ) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from streams import PATIENCE, ServerThread, hosted_clients, make_config
+from streams import PATIENCE, ClientThread, ServerThread, hosted_clients, make_config
 
 from fedopt_flwr import ConfigError
 from fedopt_flwr.deployment.certificates import create_authority, create_client
-from fedopt_flwr.engines.stream import Connections, ServerTls, answering_health
+from fedopt_flwr.engines.stream import ClientTls, Connections, ServerTls, answering_health
 
 STREAM = "flwr.proto.FlowerService"
 WAITS = {"num_rounds": 1, "start_timeout": 30}
@@ -61,13 +61,11 @@ def test_the_main_port_answers_checks_beside_streams_and_no_watch(tmp_path: Path
 def test_mutual_tls_holds_for_health_checks_too(tmp_path: Path) -> None:
     certs = tmp_path / "certs"
     create_authority(certs, ["localhost"], days=60)
-    create_client(certs, "probe", days=60)
+    for name in ("probe", "0-2"):
+        create_client(certs, name, days=60)
     ca, key, own = ((certs / n).read_bytes() for n in ("ca.pem", "probe.key", "probe.pem"))
     tls = ServerTls(certs / "server.pem", certs / "server.key", certs / "ca.pem")
-    with (
-        contextlib.suppress(ConfigError),
-        ServerThread(make_config(num_rounds=1, start_timeout=4), tls=tls) as server,
-    ):
+    with ServerThread(make_config(**WAITS), tls=tls) as server:
         where = f"localhost:{server.port}"
         known = grpc.ssl_channel_credentials(ca, key, own)
         with probe(grpc.secure_channel(where, known)) as ask:
@@ -76,8 +74,10 @@ def test_mutual_tls_holds_for_health_checks_too(tmp_path: Path) -> None:
             channel = grpc.secure_channel(where, stranger) if stranger else plain(server.port)
             with probe(channel) as ask:
                 assert ask(STREAM) == "UNAVAILABLE"
-        with pytest.raises(Exception, match="clients"):
-            server.result()
+        clients = ClientTls(certs / "ca.pem", certs / "0-2.pem", certs / "0-2.key")
+        for i in range(3):
+            ClientThread(server, i, tmp_path, tls=clients)
+        assert len(server.result().rounds) == 2
 
 
 def test_the_plain_port_answers_checks_and_nothing_else() -> None:

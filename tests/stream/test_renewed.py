@@ -74,7 +74,7 @@ def test_few_days_left_of_any_certificate_are_said(certs: Path, tmp_path: Path) 
     assert ClientTls(tmp_path / "gone.pem").ends() == {}
 
 
-@pytest.mark.filterwarnings("default::fedopt_flwr.errors.FedoptWarning")
+@pytest.mark.filterwarnings("ignore::fedopt_flwr.errors.FedoptWarning")
 def test_a_server_says_it_of_a_client_that_joins(certs: Path, tmp_path: Path) -> None:
     (certs / "short").mkdir()
     for name in ("ca.pem", "ca.key"):
