@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import typer
@@ -56,8 +56,14 @@ def doctor(config: ConfigFile = None, settings: Settings = None, debug: Debug = 
 
 
 def _packages() -> str:
-    versions = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
-    return f"Python {platform.python_version()}, {versions}"
+    return ", ".join([f"Python {platform.python_version()}", *map(_version, _PACKAGES)])
+
+
+def _version(name: str) -> str:
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:  # as in the image for clients
+        return f"no {name}"
 
 
 def describe_proxy(proxy: str | None) -> str:
@@ -100,8 +106,24 @@ def _cache() -> str:
     return f"{folder} can be written"
 
 
+def _own_data(config: RunConfig) -> str:
+    from ..config.sections import Facts
+    from ..data import load_client_data
+    from ..training.devices import pick_device
+
+    facts = Facts(num_clients=config.federation.num_clients, seed=config.federation.seed)
+    (own,) = load_client_data(config.data, facts, [0], config.import_folders).values()
+    return (
+        f"a client with {own.num_examples:,} examples of its own ({config.data.name}) on "
+        f"{pick_device(config.training.device)}; the server decides what is trained"
+    )
+
+
 def _configuration(config: RunConfig) -> str:
-    """Put the whole experiment together and say what a round would send."""
+    """Put the whole experiment together and say what a round would send; of a client that has a
+    data set of its own, load that."""
+    if config.data.partition.kind == "whole":
+        return _own_data(config)
     from ..flower.sizes import require_messages_fit
     from ..run.experiment import Experiment
 

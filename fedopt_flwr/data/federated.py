@@ -23,6 +23,7 @@ from ..own_code import described, is_import_path, load_attribute
 from ..problems import about, collected, raise_together, require_options, unknown_name
 from ..randomness import derive
 from .client_data import ClientData, TensorData, as_client_data
+from .files import configured_root
 from .partitions import partition
 from .sources import SOURCES, Source
 
@@ -203,9 +204,10 @@ def _load(
         raise ConfigError(f"data.options: {name!r} refused {options}: {error}") from None
     for part in parts:
         if getattr(source, part) is None:
+            folder = str(configured_root(section.path))
             raise DataError(
-                f"data.path: {str(section.path)!r} holds no {part}.npz; only a server can do "
-                "without train.npz, and only a client without test.npz"
+                f"data.path: {folder!r} holds no {part}.npz; only a server can do without "
+                "train.npz, and only a client without test.npz"
             )
     return source
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from processes import FEDOPT, QUICK, InProcess, fedopt, refused
 
@@ -229,6 +231,31 @@ def test_doctor_reports_and_its_code_says_whether_a_run_would_start(in_process: 
     assert bad.returncode == 1
     assert "problem" in bad.stdout
     assert "data.path: '/nowhere' is not a folder" in bad.stdout
+
+
+def test_doctor_judges_a_site_by_its_own_data(
+    in_process: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ["--set", "data.name=npz", "--set", "data.partition.kind=whole"]
+    monkeypatch.setenv("FEDOPT_DATA", str(tmp_path))
+    np.savez(tmp_path / "test.npz", x=np.zeros((4, 3), np.float32), y=np.arange(4))
+    bad = in_process("doctor", *whole)
+    assert bad.returncode == 1
+    assert f"data.path: '{tmp_path}' holds no train.npz" in bad.stdout
+    np.savez(tmp_path / "train.npz", x=np.zeros((40, 3), np.float32), y=np.arange(40) % 4)
+    good = in_process("doctor", *whole)
+    assert good.returncode == 0, good.stdout
+    assert "a client with 40 examples of its own (npz) on cpu" in good.stdout
+
+
+def test_doctor_names_what_is_not_installed(
+    in_process: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doctor = importlib.import_module("fedopt_flwr.cli.doctor")
+    monkeypatch.setattr(doctor, "_PACKAGES", ("flwr", "flwr-datasets-not"))
+    shown = in_process("doctor").stdout
+    assert "flwr 1." in shown
+    assert "no flwr-datasets-not" in shown
 
 
 @pytest.mark.parametrize(
