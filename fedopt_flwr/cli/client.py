@@ -45,7 +45,7 @@ def client(
         str | None, typer.Option(help="Several clients in this process, as in 0-24 or 1,5.")
     ] = None,
     one_of: Annotated[
-        str | None, typer.Option(help="The first of these ids that no other in --state-dir is.")
+        str | None, typer.Option(help="The first of these ids that no other --one-of has there.")
     ] = None,
     state_dir: Annotated[
         Path, typer.Option(help="Where clients keep state between rounds and restarts.")
@@ -162,12 +162,13 @@ def _first_free(ids: list[ClientId], state_dir: Path) -> Iterator[list[ClientId]
         raise ConfigError(f"--one-of: got {ids[0]!r}; must be numbers, as in 0-7 or 1,5")
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     for client_id in ids:
-        lock = FileLock(state_dir / f"client-{client_id}.lock", blocking=False)
+        path = state_dir / f"client-{client_id}.lock"
+        lock = FileLock(path, blocking=False, fallback_to_soft=False)
         try:
-            lock.acquire()
+            held = lock.acquire()
         except Timeout:
             continue
-        with lock:
+        with held:
             yield [client_id]
         return
     raise ConfigError(

@@ -75,7 +75,7 @@ def server(
     host = address.rpartition(":")[0]
     with (
         FederationDisplay(run_config) as display,
-        _observed(display, run_config, tls, health, metrics) as listener,
+        _observed(display, run_config, tls, health, metrics, checkpoint) as listener,
     ):
         result = serve(
             run_config,
@@ -119,9 +119,9 @@ def _begun(config: RunConfig) -> Path | None:
             "output.checkpoint_every, without which none can be continued"
         )
     from ..run.checkpoints import has_checkpoint
-    from ..run.directory import SUMMARY, RunDirectory
+    from ..run.directory import MODEL, SUMMARY, RunDirectory
 
-    if (directory / SUMMARY).exists():
+    if all((directory / name).exists() for name in (SUMMARY, MODEL)):
         print(f"the run in {str(directory)!r} is over")
         raise typer.Exit
     RunDirectory(directory).forget_unbegun()
@@ -135,6 +135,7 @@ def _observed(
     tls: ServerTls | None,
     health: str | None,
     metrics: str | None,
+    checkpoint: Checkpoint | None,
 ) -> Iterator[Listener]:
     """Answer those who watch a server meanwhile; yields who must hear of its run."""
     from ..engines.stream import answering_health
@@ -150,7 +151,8 @@ def _observed(
             return
         from ..deployment.metrics import ServerMetrics, serving_metrics
 
-        kept = ServerMetrics(config, roster, tls.ends if tls else dict)
+        done = checkpoint.server.round if checkpoint else 0
+        kept = ServerMetrics(config, roster, tls.ends if tls else dict, done)
         port = open_ports.enter_context(serving_metrics(metrics, kept.registry))
         display.say(f"metrics at http://{metrics.rpartition(':')[0]}:{port}/metrics")
         yield Several(display, kept)

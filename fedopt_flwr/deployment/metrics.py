@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
@@ -73,7 +74,9 @@ def serving_metrics(address: str, registry: CollectorRegistry) -> Iterator[int]:
 class ServerMetrics(Collector):
     """A `Listener` of a server's run that keeps its metrics."""
 
-    def __init__(self, config: RunConfig, roster: Roster, ends: Ends = dict) -> None:
+    def __init__(
+        self, config: RunConfig, roster: Roster, ends: Ends = dict, rounds_done: int = 0
+    ) -> None:
         self._config, self._roster, self._ends = config, roster, ends
         self.registry = registry = CollectorRegistry()
         registry.register(self)
@@ -81,6 +84,7 @@ class ServerMetrics(Collector):
             {"version": PACKAGE, "algorithm": config.algorithm.name}
         )
         self._round = Gauge("fedopt_round", "Last round that is over", registry=registry)
+        self._round.set(rounds_done)
         total = Gauge("fedopt_rounds", "Rounds of the run", registry=registry)
         total.set(config.federation.num_rounds)
         self._accepted = Counter(
@@ -97,13 +101,12 @@ class ServerMetrics(Collector):
         self._seconds = self._histogram("fedopt_round_seconds", "A round, without its evaluation")
         self._parts = self._histogram(
             "fedopt_round_part_seconds",
-            "Parts of a round: clients (until the last reply), server (the rest of "
-            "fedopt_round_seconds), after (evaluation and files)",
+            "Parts of a round: clients (their slowest answer), server (the rest of "
+            "fedopt_round_seconds, waiting for absent clients too), after (evaluation and files)",
             ["part"],
         )
-        self._values = {
-            name: Gauge(f"fedopt_{name}", text, registry=registry) for name, text in _VALUES.items()
-        }
+        self._values: dict[str, float] = {}  # those that are known
+        self._lock = threading.Lock()
         self._slowest = 0.0  # answer since the last round
         self._ended = time.monotonic()
         roster.on_answer = self._hear
@@ -112,7 +115,8 @@ class ServerMetrics(Collector):
         return Histogram(name, text, list(labels), registry=self.registry, buckets=_SECONDS)
 
     def _hear(self, seconds: float) -> None:
-        self._slowest = max(self._slowest, seconds)
+        with self._lock:  # clients answer in threads of their own
+            self._slowest = max(self._slowest, seconds)
 
     def on_start(self, rule: Algorithm, plan: Plan, experiment: Experiment) -> None:
         self._ended = time.monotonic()
@@ -124,16 +128,16 @@ class ServerMetrics(Collector):
             self._refused.labels(_reason(str(error["error"]))).inc()
         self._bytes.labels("up").inc(record.uplink_bytes)
         self._bytes.labels("down").inc(record.downlink_bytes)
-        for name, gauge in self._values.items():
-            if (value := getattr(record, name)) is not None:
-                gauge.set(value)
+        known = {name: getattr(record, name) for name in _VALUES}
+        self._values |= {name: value for name, value in known.items() if value is not None}
         now = time.monotonic()
-        clients = min(self._slowest, record.seconds)
+        with self._lock:
+            clients, self._slowest = min(self._slowest, record.seconds), 0.0
         self._seconds.observe(record.seconds)
         self._parts.labels("clients").observe(clients)
         self._parts.labels("server").observe(record.seconds - clients)
         self._parts.labels("after").observe(max(0.0, now - self._ended - record.seconds))
-        self._slowest, self._ended = 0.0, now
+        self._ended = now
 
     def collect(self) -> Iterator[Metric]:
         """Yield what is read when it is asked for."""
@@ -147,6 +151,8 @@ class ServerMetrics(Collector):
         states.add_metric(["training"], training)
         states.add_metric(["missing"], self._config.federation.num_clients - connected)
         yield states
+        for name, value in self._values.copy().items():
+            yield GaugeMetricFamily(f"fedopt_{name}", _VALUES[name], value)
         directory = self._config.output.directory
         newest = None if directory is None else newest_checkpoint(directory)
         if newest is not None:

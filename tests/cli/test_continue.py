@@ -77,6 +77,7 @@ def test_a_run_of_more_than_round_0_without_a_checkpoint_is_left_alone(
     (tmp_path / "run").mkdir()
     lines = '{"round": 0}\n{"round": 1}\n'
     (tmp_path / "run" / "rounds.jsonl").write_text(lines)
+    (tmp_path / "run" / "summary.json").write_text("{}")  # but no model: it is not over
     refused(in_process("server", "--insecure", "--continue", *RUN), "'run' already holds a run")
     assert (tmp_path / "run" / "rounds.jsonl").read_text() == lines
 

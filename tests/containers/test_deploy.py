@@ -89,6 +89,7 @@ def test_manifests_keep_to_the_schemas_of_kubernetes_and_to_its_restricted_profi
     overlay: str,
 ) -> None:
     found = manifests(overlay)
+    RunConfig.from_file(DEPLOY / "kubernetes" / "base" / "federation.toml")
     assert {m["kind"] for m in found} == {
         "Namespace",
         "Service",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,12 +51,24 @@ def until(condition: Callable[[], bool]) -> bool:
 def test_the_main_port_answers_checks_beside_streams_and_no_watch(tmp_path: Path) -> None:
     with ServerThread(make_config(**WAITS)) as server:
         with probe(plain(server.port)) as ask:
-            assert [ask(""), ask(STREAM), ask("other")] == ["SERVING", "SERVING", "NOT_FOUND"]
+            assert [ask(""), ask(STREAM)] == ["SERVING", "SERVING"]
         with plain(server.port) as channel, pytest.raises(grpc.RpcError) as refused:
             next(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()))
         assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
         hosted_clients(server, [0, 1, 2], tmp_path)
         assert len(server.result().rounds) == 2
+
+
+def test_checks_whose_request_never_comes_keep_no_client_out(tmp_path: Path) -> None:
+    with ServerThread(make_config(**WAITS)) as server, plain(server.port) as channel:
+        check = channel.stream_stream("/grpc.health.v1.Health/Check")
+        never = threading.Event()
+        calls = [check(iter(never.wait, True)) for _ in range(100)]  # there are 35 places
+        answers = {b"".join(call) for call in calls}
+        assert answers == {health_pb2.HealthCheckResponse(status=1).SerializeToString()}
+        hosted_clients(server, [0, 1, 2], tmp_path)
+        assert len(server.result().rounds) == 2
+        never.set()
 
 
 def test_mutual_tls_holds_for_health_checks_too(tmp_path: Path) -> None:
@@ -84,7 +97,7 @@ def test_the_plain_port_answers_checks_and_nothing_else() -> None:
     ready = False
     with answering_health("127.0.0.1:0", lambda: ready) as port:
         with probe(plain(port)) as ask:
-            assert (ask(""), ask(STREAM)) == ("SERVING", "NOT_SERVING")
+            assert (ask(""), ask(STREAM), ask("x")) == ("SERVING", "NOT_SERVING", "NOT_FOUND")
             ready = True
             assert ask(STREAM) == "SERVING"
         with plain(port) as channel, pytest.raises(grpc.RpcError) as refused:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from streams import ClientThread, ServerThread, make_config
+from streams import ClientThread, Lines, ServerThread, make_config
 
+from fedopt_flwr import ConfigError
 from fedopt_flwr.deployment.certificates import create_authority, create_client, create_server
-from fedopt_flwr.engines.stream import ClientTls, ServerTls
+from fedopt_flwr.engines.stream import ClientTls, ServerAddress, ServerTls, StreamClient
 from fedopt_flwr.errors import FedoptWarning
 
 
@@ -72,6 +73,22 @@ def test_few_days_left_of_any_certificate_are_said(certs: Path, tmp_path: Path) 
     ends = tls.ends()
     assert (ends["ca"] - ends["own"]).days > 3600
     assert ClientTls(tmp_path / "gone.pem").ends() == {}
+
+
+def test_a_client_keeps_what_it_read_while_a_new_pair_is_not_whole(certs: Path) -> None:
+    def stream() -> tuple[StreamClient, Lines]:
+        own = ClientTls(certs / "ca.pem", certs / "0.pem", certs / "0.key")
+        said = Lines()
+        return StreamClient(0, None, ServerAddress("localhost:1", own, 5), said), said  # type: ignore[arg-type]
+
+    running, said = stream()
+    running._open_channel().close()
+    (certs / "0.pem").write_bytes((certs / "1.pem").read_bytes())  # its key is still the old one
+    running._open_channel().close()
+    assert "is not the key of" in str(said)
+    assert "what was read before stays in force" in str(said)
+    with pytest.raises(ConfigError, match="is not the key of"):
+        stream()[0]._open_channel()
 
 
 @pytest.mark.filterwarnings("ignore::fedopt_flwr.errors.FedoptWarning")

@@ -115,6 +115,7 @@ class StreamClient:
         self._say = lambda text: say(f"client {client_id}: {text}")
         self._stopped = threading.Event()
         self._call: grpc.Call | None = None
+        self._credentials: grpc.ChannelCredentials | None = None
         self._was_connected = False
         self._own_error: FedoptError | None = None
         self._ping_seconds = server.keep_alive_seconds / 2
@@ -185,7 +186,13 @@ class StreamClient:
             options.append(("grpc.http_proxy", proxy))
         if server.tls is None:
             return grpc.insecure_channel(server.address, options)
-        return grpc.secure_channel(server.address, server.tls.credentials(), options)
+        try:
+            self._credentials = server.tls.credentials()
+        except ConfigError as error:  # such as a new certificate whose key is not there yet
+            if self._credentials is None:
+                raise
+            self._say(f"{error}; what was read before stays in force")
+        return grpc.secure_channel(server.address, self._credentials, options)
 
     def _answer_all(self, call: Any, answers: queue.SimpleQueue[bytes | None]) -> bool:
         largest: int | None = None  # bytes of an instruction for the model that was built

@@ -174,12 +174,16 @@ class Desk(SimpleClientManager):
         return self._revoked is not None and self._revoked.refuses(serial)
 
     def num_available(self) -> int:
-        """Count the clients that can be asked; those revoked since they joined leave before it."""
+        """Count the clients that can be asked; those revoked since they joined leave before it, and
+        so do those whose stream was ended, which gRPC may not yet have noticed."""
         with self._lock_seats:
-            revoked = [seat for seat in self._seats.values() if self._is_revoked(seat.serial)]
-        for seat in revoked:
-            seat.ended_because = REVOKED
-            self.free(seat)
+            seats = [*self._seats.values()]
+        for seat in seats:
+            if self._is_revoked(seat.serial):
+                seat.ended_because = REVOKED
+                self.free(seat)
+            elif seat.is_to_return:
+                self.free(seat)
         return super().num_available()
 
     def register(self, client: ClientProxy) -> bool:

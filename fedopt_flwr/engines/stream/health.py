@@ -21,17 +21,31 @@ _LARGEST_REQUEST = 4096  # bytes
 _STREAMS = 4
 
 
-def health_handler(is_ready: Callable[[], bool]) -> grpc.GenericRpcHandler:
-    """Return what answers Check on any gRPC server."""
+def open_health_handler(is_ready: Callable[[], bool]) -> grpc.GenericRpcHandler:
+    """Return what answers Check on a port that strangers reach: at once and whatever is asked.
 
+    A request that is not read cannot be large, and cannot hold a stream by never coming.
+    """
+
+    def check(_: object, __: grpc.ServicerContext) -> Iterator[bytes]:
+        yield _answer(is_ready()).SerializeToString()
+
+    method = grpc.stream_stream_rpc_method_handler(check)
+    return grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": method})
+
+
+def _answer(serves: bool) -> health_pb2.HealthCheckResponse:
+    response = health_pb2.HealthCheckResponse
+    return response(status=response.SERVING if serves else response.NOT_SERVING)
+
+
+def _health_handler(is_ready: Callable[[], bool]) -> grpc.GenericRpcHandler:
     def check(
         request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
         if request.service not in (_ALIVE, SERVICE):
             context.abort(grpc.StatusCode.NOT_FOUND, f"services are '' and {SERVICE!r}")
-        serves = request.service == _ALIVE or is_ready()
-        response = health_pb2.HealthCheckResponse
-        return response(status=response.SERVING if serves else response.NOT_SERVING)
+        return _answer(request.service == _ALIVE or is_ready())
 
     method = grpc.unary_unary_rpc_method_handler(
         check,
@@ -49,7 +63,7 @@ def answering_health(address: str, is_ready: Callable[[], bool]) -> Iterator[int
     """
     server = grpc.server(
         futures.ThreadPoolExecutor(_STREAMS, thread_name_prefix="health"),
-        handlers=(health_handler(is_ready),),
+        handlers=(_health_handler(is_ready),),
         options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _LARGEST_REQUEST)],
         maximum_concurrent_rpcs=_STREAMS,
     )

@@ -23,7 +23,7 @@ from ...flower import FederatedStrategy
 from ...flower.sizes import largest_reply
 from ..common import LeanServer, intra_op_threads, quiet
 from .desk import Desk, Refused
-from .health import health_handler
+from .health import open_health_handler
 from .patience import Patience
 from .protocol import LARGEST_REPLY_KEY, MIB, RUN_IS_OVER, SERVICE, channel_options
 from .proxy import Letter, Seat, SharedArrays, StreamProxy
@@ -126,7 +126,7 @@ def _listen(
                 SERVICE,
                 {"Join": grpc.stream_stream_rpc_method_handler(servicer.join, Letter, Letter.take)},
             ),
-            health_handler(lambda: roster.is_open),
+            open_health_handler(lambda: roster.is_open),
         ),
         options=options,
         maximum_concurrent_rpcs=streams,
