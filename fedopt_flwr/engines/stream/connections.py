@@ -20,12 +20,8 @@ class Connection:
 class Connections:
     """A client's `Connection` by its id. `on_training` hears how long each training took."""
 
-    def __init__(
-        self,
-        client_ids: Sequence[ClientId],
-        on_training: Callable[[float], None] = lambda seconds: None,
-    ) -> None:
-        self.on_training = on_training
+    def __init__(self, client_ids: Sequence[ClientId]) -> None:
+        self.on_training: Callable[[float], None] = lambda seconds: None
         self._lock = threading.Lock()
         self._clients = {client_id: Connection() for client_id in client_ids}
 
