@@ -28,14 +28,16 @@ _LONGEST_HEADER = 100_000_000  # bytes, of any safetensors file
 
 
 @contextlib.contextmanager
-def replacing(target: Path, *, durable: bool = False, private: bool = False) -> Iterator[BinaryIO]:
+def replacing(
+    target: str | Path, *, durable: bool = False, private: bool = False
+) -> Iterator[BinaryIO]:
     """Give a file to write to, which takes the place of `target` at the end, or is removed.
 
     With `durable` the contents are on the disk before they have their name, and the name before
     this returns, so that a power cut leaves either the old file or the new one. With `private`
     nobody else on the machine may read it.
     """
-    unfinished = target.with_name(f"{target.name}.{secrets.token_hex(8)}.unfinished")
+    unfinished = f"{target}.{secrets.token_hex(8)}.unfinished"
     handle = os.open(unfinished, _NEW, 0o600 if private else 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -45,22 +47,27 @@ def replacing(target: Path, *, durable: bool = False, private: bool = False) -> 
                 os.fsync(file.fileno())
         os.replace(unfinished, target)
     except BaseException:  # Ctrl-C too
-        unfinished.unlink(missing_ok=True)
+        remove(unfinished)
         raise
     if durable and os.name != "nt":  # where a folder cannot be opened
         with contextlib.suppress(OSError):  # not every file system can do that to a folder
-            _to_disk(target.parent)
+            _to_disk(os.path.dirname(target) or ".")
 
 
-def remove_rests(folder: Path) -> None:
+def remove_rests(folder: str | Path) -> None:
     """Remove what `replacing` left in a folder when its process was killed; nobody else may be
     writing there."""
-    for path in folder.iterdir():
-        if _REST.fullmatch(path.name):
-            path.unlink(missing_ok=True)
+    for name in os.listdir(folder):
+        if _REST.fullmatch(name):
+            remove(os.path.join(folder, name))
 
 
-def _to_disk(folder: Path) -> None:
+def remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _to_disk(folder: str) -> None:
     """Have the system write a folder's names now."""
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -86,9 +93,9 @@ def sealed(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[by
     return [data[:start], hashlib.sha256(data).hexdigest().encode(), memoryview(data)[end:]]
 
 
-def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_sealed(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return arrays and metadata of a file that `sealed` made; ValueError if it was changed."""
-    with path.open("rb") as file:
+    with open(path, "rb") as file:
         header = file.read(8)
         header += file.read(min(int.from_bytes(header, "little"), _LONGEST_HEADER))
         start, end = _place_of_seal(header)
@@ -97,11 +104,12 @@ def read_sealed(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             digest.update(chunk)
     if digest.hexdigest().encode() != header[start:end]:
         raise ValueError("it is not as it was written")
-    with safe_open(path, "pt") as opened:
+    with safe_open(path, "pt") as opened, open(path, "rb") as file:
         metadata: dict[str, str] = opened.metadata()
-    # its `get_tensor` would lose 29 bytes at each call; a client reads its state every round.
-    # Copies, as bits of dot products depend on how memory is aligned
-    return {name: array.clone() for name, array in load(path.read_bytes()).items()}, metadata
+        # its `get_tensor` would lose 29 bytes at each call; a client reads its state every round
+        arrays = load(file.read())
+    # copies, as bits of dot products depend on how memory is aligned
+    return {name: array.clone() for name, array in arrays.items()}, metadata
 
 
 def _place_of_seal(header: bytes) -> tuple[int, int]:

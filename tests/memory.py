@@ -69,12 +69,17 @@ class Course:
 
 
 def bytes_of_records(folder: Path) -> float:
-    """Return how much memory a round's record takes, of which the server keeps all."""
+    """Return how much memory a round's record takes, of which the server keeps all.
+
+    The first ones fill what this process has free; those after them are counted.
+    """
     lines = (folder / "run" / "rounds.jsonl").read_text().splitlines()
-    kept, before = [], _own_memory("self")
-    for _ in range(_MANY_RECORDS // len(lines) + 1):
-        kept += [RoundRecord(**json.loads(line)) for line in lines]
-    return (_own_memory("self") - before) / len(kept)
+    kept = []
+    for _ in range(2):
+        first, before = len(kept), _own_memory("self")
+        for _ in range(_MANY_RECORDS // len(lines) + 1):
+            kept += [RoundRecord(**json.loads(line)) for line in lines]
+    return (_own_memory("self") - before) / (len(kept) - first)
 
 
 def _own_memory(pid: int | str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..algorithm import ClientId
@@ -60,7 +60,8 @@ class RoundRecord:
     errors: list[dict[str, Any]] = field(default_factory=list)  # client, phase, error
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        # not `asdict`, which leaves a tuple of all fields in CPython's list of 2,000 free ones
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @property
     def num_asked(self) -> int:
