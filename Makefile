@@ -53,7 +53,7 @@ NEWEST := .venv-newest/bin
 test-newest:
 	test -x $(NEWEST)/python || $(PYTHON) -m venv .venv-newest
 	$(NEWEST)/python -m pip install --quiet --upgrade pip
-	grep -v '^flwr==' constraints.txt > .venv-newest/constraints.txt
+	grep '^torch' constraints.txt > .venv-newest/constraints.txt
 	$(NEWEST)/python -m pip install --quiet -c .venv-newest/constraints.txt -e '.[dev]'
 	$(NEWEST)/python -m pip show flwr | grep Version
 	$(NEWEST)/pytest -n 2 -m "not slow and not containers"

@@ -120,7 +120,8 @@ class FederatedStrategy(Strategy):
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Find all clients, fix the plan, run the start pass; called once, before round 1."""
         refuse_privacy_wrappers()
-        self.members.discover(client_manager)
+        if not self.members.ids or self._rounds_before < self._config.federation.num_rounds:
+            self.members.discover(client_manager)  # else a run lacks its results alone
         sizes = {i: self.members.num_examples[i] for i in self.members.ids}
         plan = make_plan(self.rule, self._config, sizes)
         warn_of_one_weight(plan)

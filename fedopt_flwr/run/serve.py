@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable
 
 from ..config.run_config import RunConfig
 from ..data import load_test_data
 from ..engines.common import keep_freed_memory
 from ..engines.stream import Roster, ServerTls, run_on_streams
-from ..errors import ConfigError
+from ..errors import ConfigError, FedoptWarning
 from ..flower.sizes import require_messages_fit
 from .checkpoints import Checkpoint
 from .experiment import Experiment
@@ -44,6 +45,9 @@ def serve(
     experiment = Experiment(config, data=load_test_data(config))
     require_messages_fit(experiment.rule, experiment.model, config)
     run = Run(experiment, listener, checkpoint, while_waiting=while_waiting)
+    if run.num_rounds == 0:
+        text = "--resume: no round is left; results follow when clients that still ask went home"
+        warnings.warn(text, FedoptWarning, stacklevel=2)
     with contextlib.ExitStack() as stack:
 
         def listening(port: int) -> None:  # nothing is written if the address cannot be used

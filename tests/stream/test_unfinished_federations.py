@@ -122,6 +122,28 @@ def test_a_resumed_server_goes_on_with_those_who_are_there_and_checks_who_comes_
     require_c_is_the_mean(tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:--resume")
+def test_a_server_lost_before_its_results_needs_no_client_for_them_and_sends_home_who_asks(
+    tmp_path: Path,
+) -> None:
+    config = make_config("scaffold_m", num_rounds=3)
+    config["output"] = {"directory": str(tmp_path / "run"), "checkpoint_every": 1}
+    with ServerThread(config) as first:
+        for i in range(3):
+            ClientThread(first, i, tmp_path / "state")
+    model = (tmp_path / "run" / "model.safetensors").read_bytes()
+    for name in ("model.safetensors", "summary.json"):
+        (tmp_path / "run" / name).unlink()
+
+    found, checkpoint = read_run(tmp_path / "run")
+    with ServerThread(found.to_dict(), checkpoint=checkpoint) as second:
+        client = ClientThread(second, 1, tmp_path / "state")
+        client.said.wait_for("the run is over")
+    assert second.result().rounds[-1].test_loss == first.result().rounds[-1].test_loss
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == model
+
+
 class Fewer:
     """A client that says that it has seven examples."""
 

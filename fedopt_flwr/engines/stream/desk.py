@@ -242,17 +242,18 @@ class Desk(SimpleClientManager):
         has_begun = bool(self._members.ids)  # from then on all ids are of members
         self._roster.away(seat.client_id, seat.ended_because, forget=not has_begun)
 
-    def dismiss(self) -> None:
+    def dismiss(self, *, awaits_all: bool) -> None:
         """Tell all clients to leave, and take in no more; those that were refused and ask again
-        hear of it when they do."""
+        hear of it when they do. With `awaits_all`, wait for those that may not have been here."""
         self.closed = self.finished = True
+        late = time.monotonic() + (_RETRY_SECONDS if awaits_all else 0.0)
         with self._lock_seats:
             proxies = [seat.proxy for seat in self._seats.values() if seat.proxy is not None]
         if proxies:
             with futures.ThreadPoolExecutor(len(proxies)) as pool:
                 list(pool.map(lambda proxy: proxy.leave(_FAREWELL_SECONDS), proxies))
         with contextlib.suppress(KeyboardInterrupt):  # the run is over; its results come next
-            while self._expects_refused_clients():
+            while time.monotonic() < late or self._expects_refused_clients():
                 time.sleep(_POLL_SECONDS)
 
     def _expects_refused_clients(self) -> bool:

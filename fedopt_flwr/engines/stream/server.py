@@ -77,7 +77,7 @@ def run_on_streams(
                 loop = LeanServer(client_manager=desk, strategy=strategy)
                 loop.set_max_workers(config.federation.num_clients)
                 loop.fit(num_rounds, config.federation.timeout_seconds)
-                desk.dismiss()
+                desk.dismiss(awaits_all=num_rounds == 0)
         finally:
             roster.is_open = False
             desk.abandon()
