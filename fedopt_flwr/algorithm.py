@@ -43,6 +43,11 @@ class Objective(Protocol):
     def gradient(self, y: Tensor, batch: Any) -> Tensor:
         """Return ∇F(y; batch); the caller may write to it, and the next call overwrites it."""
 
+    @property
+    def last_loss(self) -> Tensor:
+        """The loss of the minibatch whose gradient was taken last, at the point where it was
+        taken, a tensor of one number; without weight decay."""
+
     def full_gradient(self, y: Tensor, num_examples: int = 0) -> Tensor:
         """Return the gradient at `y` over all n_i examples (or that many, drawn at random), new."""
 

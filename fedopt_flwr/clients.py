@@ -25,6 +25,22 @@ class FedAvgMClient(Client):
     kind = algorithms.FedAvgM
 
 
+class FedNovaClient(Client):
+    kind = algorithms.FedNova
+
+
+class FedExPClient(Client):
+    kind = algorithms.FedExP
+
+
+class FedDynClient(Client):
+    kind = algorithms.FedDyn
+
+
+class MimeLiteClient(Client):
+    kind = algorithms.MimeLite
+
+
 class FedAdagradClient(Client):
     kind = algorithms.FedAdagrad
 
@@ -71,6 +87,18 @@ class PAdaMFedVRClient(Client):
 
 class PAdaMFedDoGClient(Client):
     kind = algorithms.PAdaMFedDoG
+
+
+class AutoFedClient(Client):
+    kind = algorithms.AutoFed
+
+
+class FedSPSClient(Client):
+    kind = algorithms.FedSPS
+
+
+class DeltaSGDClient(Client):
+    kind = algorithms.DeltaSGD
 
 
 class FedMoSClient(Client):

@@ -74,6 +74,22 @@ class FedAvgM(RuleStrategy):
     kind = algorithms.FedAvgM
 
 
+class FedNova(RuleStrategy):
+    kind = algorithms.FedNova
+
+
+class FedExP(RuleStrategy):
+    kind = algorithms.FedExP
+
+
+class FedDyn(RuleStrategy):
+    kind = algorithms.FedDyn
+
+
+class MimeLite(RuleStrategy):
+    kind = algorithms.MimeLite
+
+
 class FedAdagrad(RuleStrategy):
     kind = algorithms.FedAdagrad
 
@@ -120,6 +136,18 @@ class PAdaMFedVR(RuleStrategy):
 
 class PAdaMFedDoG(RuleStrategy):
     kind = algorithms.PAdaMFedDoG
+
+
+class AutoFed(RuleStrategy):
+    kind = algorithms.AutoFed
+
+
+class FedSPS(RuleStrategy):
+    kind = algorithms.FedSPS
+
+
+class DeltaSGD(RuleStrategy):
+    kind = algorithms.DeltaSGD
 
 
 class FedMoS(RuleStrategy):

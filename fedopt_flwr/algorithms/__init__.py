@@ -15,6 +15,10 @@ from ..problems import unknown_name
 from .fedavg import FedAvg as FedAvg
 from .fedprox import FedProx as FedProx
 from .fedavgm import FedAvgM as FedAvgM
+from .fednova import FedNova as FedNova
+from .fedexp import FedExP as FedExP
+from .feddyn import FedDyn as FedDyn
+from .mimelite import MimeLite as MimeLite
 from .fedadagrad import FedAdagrad as FedAdagrad
 from .fedadam import FedAdam as FedAdam
 from .fedyogi import FedYogi as FedYogi
@@ -27,6 +31,9 @@ from .scaffold_m_vr import ScaffoldMVR as ScaffoldMVR
 from .padamfed import PAdaMFed as PAdaMFed
 from .padamfed_vr import PAdaMFedVR as PAdaMFedVR
 from .padamfed_dog import PAdaMFedDoG as PAdaMFedDoG
+from .autofed import AutoFed as AutoFed
+from .fedsps import FedSPS as FedSPS
+from .delta_sgd import DeltaSGD as DeltaSGD
 from .fedmos import FedMoS as FedMoS
 from .stem import STEM as STEM
 from .local_adam import LocalAdam as LocalAdam

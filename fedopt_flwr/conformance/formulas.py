@@ -23,8 +23,8 @@ from .harness import (
 # β = 0.2, g = βa after one round, so that a step has the length β + (1−β)β
 LINEAR_STEPS = {
     **dict.fromkeys(("fedavg", "fedprox", "fedavgm", "scaffold", "fedmos", "mb_storm"), 3.0),
-    **dict.fromkeys(("fedavg_m_vr", "scaffold_m_vr"), 3.0),
-    **dict.fromkeys(("fedavg_m", "scaffold_m"), 3 * 0.36),
+    **dict.fromkeys(("fedavg_m_vr", "scaffold_m_vr", "fednova", "fedexp"), 3.0),
+    **dict.fromkeys(("fedavg_m", "scaffold_m", "mimelite"), 3 * 0.36),
     "stem": 4.0,
 }
 _DECAY = 0.5  # β₁ and β₂
@@ -43,7 +43,8 @@ SERVER_MOMENTS = {
 @check(
     "one full-batch step of everyone is gradient descent",
     is_named(
-        "fedavg", "fedprox", "scaffold", "fedavg_m_vr", "scaffold_m_vr", "mb_storm", "padamfed_vr"
+        *("fedavg", "fedprox", "fednova", "scaffold", "fedavg_m_vr", "scaffold_m_vr", "mb_storm"),
+        "padamfed_vr",
     ),
 )
 def check_gradient_descent(kind: Kind) -> None:
@@ -58,13 +59,13 @@ def check_gradient_descent(kind: Kind) -> None:
 
 @check(
     "unequal local steps have their right weights",
-    is_named("fedavg", "fedprox", "scaffold", "padamfed", "padamfed_vr"),
+    is_named("fedavg", "fedprox", "fednova", "scaffold", "padamfed", "padamfed_vr"),
 )
 def check_unequal_steps(kind: Kind) -> None:
-    """Slopes (1, 0) with K = 1 and (0, 1) with K = 3: PAdaMFed weighs both alike, others by K."""
+    """Slopes (1, 0) with K = 1 and (0, 1) with K = 3: alike, or by K."""
     toys = [linear([1.0, 0.0], 1), linear([0.0, 1.0], 3)]
     step = movement(kind, toys, proximal_strength=0.0, control_variate_start="zero")
-    by_steps = "normalize" not in kind.model_fields
+    by_steps = kind.name in ("fedavg", "fedprox", "scaffold")
     require_close(step, [-0.05, -0.15] if by_steps else [-0.1, -0.1], "moves by")
 
 
@@ -177,3 +178,62 @@ def check_local_moments(kind: Kind) -> None:
         require_close(federation.run(1), x, f"round {number} ends at")
         found = torch.stack([reply.upload["delta"] for reply in federation.replies])
         require_close(found, deltas, f"round {number}: Δ")
+
+
+@check("the server's step is the disagreement of movements", is_named("fedexp"))
+def check_extrapolation(kind: Kind) -> None:
+    """Δ = (−0.3, 0) and (0, −0.3), and the iterate of η_g Δ̄ on both sides of the mean."""
+    federation = Federation(
+        build_rule(kind, **RATES, adaptivity=0.015), [linear([1.0, 0.0]), linear([0.0, 1.0])]
+    )
+    server_step = 0.09 / (2 * (0.045 + 0.015))  # below 1, so that 1 counts
+    require(server_step < 1, "the case is one of a step of 1")
+    require_close(federation.run(1), torch.tensor(START) - 0.075, "round 1 ends at")
+    bold = Federation(build_rule(kind, **RATES, adaptivity=1e-6), [linear([4.0, -3.9])] * 2)
+    bold.toys = [linear([4.0, -3.9]), linear([-3.9, 4.0])]
+    square, mean = 0.09 * (16 + 15.21), 2 * (0.3 * 0.05) ** 2  # ‖Δ_i‖² and ‖Δ̄‖²
+    expected = torch.tensor(START) - square / (2 * (mean + 1e-6)) * 0.3 * 0.05 / 2
+    require_close(bold.run(1), expected, "clients that disagree end at", 1e-3)
+
+
+@check("h is Σ p_i h_i whoever takes part", is_named("feddyn"))
+def check_duals_sum(kind: Kind) -> None:
+    federation = unlike_clients(kind(), 2)
+    shares = torch.tensor(list(federation.plan.importance.values()))
+    for number in range(12):
+        federation.round([number % 4, (number + 1) % 4][: 1 + number % 2])
+        mean = shares @ torch.stack([state["local_dual"] for state in federation.states])
+        require_close(mean, federation.server["server_dual"], f"round {number}: Σ p_i h_i is", 1e-3)
+
+
+@check("clients step by what the loss allows", is_named("fedsps"))
+def check_polyak_steps(kind: Kind) -> None:
+    """On ½h‖y‖² the step is ½/(ch) and 1 at most; with c = ½ a steep client is there at once."""
+    for curvature, left in ((4.0, 0.0), (0.5, 0.5**3)):
+        end = Federation(kind(), [quadratic([0.0, 0.0], curvature)] * 2).run(1)
+        require_close(end, left * torch.tensor(START), f"with h = {curvature} a round ends at")
+
+
+@check("clients step by how fast their gradient changes", is_named("delta_sgd"))
+def check_auto_tuned_steps(kind: Kind) -> None:
+    """On ½h‖y‖² the bound is 1/h, and below it a step grows by √(1 + 0.1θ)."""
+    for curvature in (1.0, 8.0):
+        factor, eta, ratio = 1 - 0.2 * curvature, 0.2, 1.0
+        for _ in range(3):
+            before, eta = eta, min(1 / curvature, math.sqrt(1 + 0.1 * ratio) * eta)
+            ratio, factor = eta / before, factor * (1 - eta * curvature)
+        end = Federation(kind(), [quadratic([0.0, 0.0], curvature, 4)] * 2).run(1)
+        require_close(end, factor * torch.tensor(START), f"with h = {curvature} a round ends at")
+
+
+@check("momentum follows the gradients at the server's model", is_named("mimelite"))
+def check_momentum_at_the_server(kind: Kind) -> None:
+    federation = unlike_clients(build_rule(kind, **RATES, momentum=0.3), 2)
+    for asked in ([0, 3], [1, 2], [2, 3]):
+        x, g = federation.x, federation.server["server_momentum"]
+        federation.round(asked)
+        fresh = sum(
+            r.weight * federation.toys[int(r.client_id)].full_gradient(x)
+            for r in federation.replies
+        )
+        require_close(federation.server["server_momentum"], 0.3 * fresh + 0.7 * g, "g is", 1e-5)

@@ -20,12 +20,14 @@ Batch = tuple[float, Tensor | float]  # curvature h and slope a: the gradient is
 
 @dataclass
 class Toy:
-    """F(y) = the mean over its minibatches of ½h‖y − centre‖² + a·y."""
+    """F(y) = the mean over its minibatches of ½h‖y − centre‖² + a·y + constant."""
 
     centre: Sequence[float]
     minibatches: Sequence[Batch]
     seen: set[int] = field(default_factory=set)  # minibatches whose gradient was taken
     num_examples: int = 1
+    constant: float = 0.0
+    last_loss: Tensor = field(default_factory=lambda: torch.zeros(()))
 
     @property
     def num_steps(self) -> int:
@@ -40,7 +42,9 @@ class Toy:
     def gradient(self, y: Tensor, batch: Any) -> Tensor:
         self.seen.add(batch)
         curvature, slope = self.minibatches[batch]
-        gradient: Tensor = curvature * (y - torch.tensor(self.centre)) + slope
+        away = y - torch.tensor(self.centre)
+        self.last_loss = (curvature / 2 * away.square() + slope * y).sum() + self.constant
+        gradient: Tensor = curvature * away + slope
         return gradient
 
     def full_gradient(self, y: Tensor, num_examples: int = 0) -> Tensor:
@@ -53,8 +57,8 @@ def quadratic(centre: Sequence[float], curvature: float = 1.0, steps: int = 3) -
 
 
 def linear(slope: Sequence[float], steps: int = 3) -> Toy:
-    """Linear loss: the gradient is the slope, everywhere and for every minibatch."""
-    return Toy([0.0] * len(slope), [(0.0, torch.tensor(slope))] * steps)
+    """Linear loss, above 0 near START: the gradient is the slope, for every minibatch."""
+    return Toy([0.0] * len(slope), [(0.0, torch.tensor(slope))] * steps, constant=10.0)
 
 
 class Federation:

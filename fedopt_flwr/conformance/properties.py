@@ -110,7 +110,8 @@ def check_every_batch_counts(kind: Kind) -> None:
     require(toy.seen == set(range(4)), f"of 4 minibatches only {sorted(toy.seen)} were used")
 
 
-@check("drop-outs do not shorten a round")
+# in feddyn's h a client that is away counts with nothing
+@check("drop-outs do not shorten a round", lambda kind: kind.name != "feddyn")
 def check_dropouts(kind: Kind) -> None:
     all_four, two = (
         Federation(build_rule(kind, **RATES), [linear([1.0, 2.0])] * 4) for _ in range(2)

@@ -28,7 +28,10 @@ def has_gradient_variates(kind: Kind) -> bool:
 
 @check(
     "unlike clients reach the minimiser of their mean",
-    lambda kind: keeps_control_variates(kind) and "second_moment" not in kind.client_state,
+    lambda kind: (
+        kind.name == "feddyn"
+        or (keeps_control_variates(kind) and "second_moment" not in kind.client_state)
+    ),
 )
 def check_unlike_clients_minimise(kind: Kind) -> None:
     toys = [quadratic([-1.0, 1.0], 1.0, 10), quadratic([2.0, 0.0], 4.0, 10)]

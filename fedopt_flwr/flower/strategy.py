@@ -19,7 +19,7 @@ from ..config.run_config import RunConfig
 from ..errors import RunError
 from ..rounds.participation import Participation, make_plan, warn_of_one_weight
 from ..rounds.record import NOT_COUNTED, NOT_FINITE, RoundRecord, Snapshot, Upload
-from ..rounds.schedules import changed_numbers, scheduled
+from ..rounds.schedules import changed_numbers, scheduled, warn_of_idle_schedule
 from ..rounds.soundness import Before, refuse_above, spoilt, take_back
 from ..training.evaluation import Evaluation
 from ..training.flat_model import FlatModel, average_buffers, is_buffer_name
@@ -125,6 +125,7 @@ class FederatedStrategy(Strategy):
         sizes = {i: self.members.num_examples[i] for i in self.members.ids}
         plan = make_plan(self.rule, self._config, sizes)
         warn_of_one_weight(plan)
+        warn_of_idle_schedule(self.rule, self._config.schedule)
         self.rule = self.rule.resolve(plan)
         self._rule_of_round = self.rule
         self._participation = Participation(self.rule, self._config.federation, plan)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TypeVar
 
 from ..algorithm import Algorithm
 from ..config.sections import Schedule, ScheduleSection
+from ..errors import FedoptWarning
 
 Rule = TypeVar("Rule", bound=Algorithm)
+_SIDES = ("client", "server")
 
 
 def rate_factor(
@@ -42,11 +45,22 @@ def scheduled(rule: Rule, section: ScheduleSection, number: int, num_rounds: int
     if section.is_constant:
         return rule
     rates = {}
-    for field, schedule in (
-        ("client_learning_rate", section.client),
-        ("server_learning_rate", section.server),
-    ):
-        rate = getattr(rule, field, None)
+    for side in _SIDES:
+        rate = getattr(rule, f"{side}_learning_rate", None)
         if rate is not None:
-            rates[field] = rate * rate_factor(schedule, section, number, num_rounds)
+            factor = rate_factor(getattr(section, side), section, number, num_rounds)
+            rates[f"{side}_learning_rate"] = rate * factor
     return rule.model_copy(update=rates)
+
+
+def warn_of_idle_schedule(rule: Algorithm, section: ScheduleSection) -> None:
+    """Warn of a schedule for a step size that the rule finds by itself."""
+    for side in _SIDES:
+        schedule = getattr(section, side)
+        if schedule != "constant" and f"{side}_learning_rate" not in type(rule).model_fields:
+            warnings.warn(
+                f"schedule.{side}: got {schedule!r}; {rule.name} has no {side}_learning_rate, so "
+                "it changes nothing; leave it at 'constant'",
+                FedoptWarning,
+                stacklevel=2,
+            )

@@ -124,6 +124,10 @@ class ModelObjective:
         self._place += 1
         return gradient.copy_(total)
 
+    @property
+    def last_loss(self) -> Tensor:
+        return self._losses[-1][0]
+
     def full_gradient(self, y: Tensor, num_examples: int = 0) -> Tensor:
         rows = torch.arange(self.num_examples)
         if 0 < num_examples < self.num_examples:

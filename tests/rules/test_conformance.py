@@ -5,6 +5,7 @@ Each mutant is a few lines on top of a rule, named after the fault.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -16,15 +17,20 @@ from fedopt_flwr.algorithms import (
     ALGORITHMS,
     FANT,
     STEM,
+    DeltaSGD,
     FAdamGC,
     FedAdam,
     FedAMS,
     FedAvg,
     FedAvgM,
     FedAvgWithMomentum,
+    FedDyn,
+    FedExP,
     FedMoS,
     FedProx,
+    FedSPS,
     LocalAdam,
+    MimeLite,
     PAdaMFed,
     PAdaMFedDoG,
     Scaffold,
@@ -230,6 +236,38 @@ class MovementOfTheWrongSign(FedAvgM):
         return {"delta": -upload["delta"]}, state
 
 
+class ExtrapolationHalvedTwice(FedExP):
+    def server_update(self, state, replies):
+        halves = [replace(r, upload={"delta": r.upload["delta"] / 2**0.5}) for r in replies]
+        return super().server_update(state, halves)
+
+
+class DualOfEveryReplyAlike(FedDyn):
+    def server_update(self, state, replies):
+        alike = [replace(r, importance=1 / len(replies)) for r in replies]
+        return super().server_update(state, alike)
+
+
+class PolyakStepOfTheGradientsNorm(FedSPS):
+    def client_update(self, received, client_state, objective):
+        y = received["model"].clone()
+        for batch in objective.batches():
+            q = objective.gradient(y, batch)
+            eta = objective.last_loss / (self.polyak_divisor * q.norm().clamp(min=1e-30))
+            y = y - q * eta.clamp(max=self.largest_learning_rate)
+        return {"delta": y - received["model"]}, {}
+
+
+class StepThatForgetsHowItGrew(DeltaSGD):
+    growth: float = 0.0
+
+
+class MomentumOfTheMovement(MimeLite):
+    def server_update(self, state, replies):
+        moved = [replace(r, upload={**r.upload, "gradient": r.upload["delta"]}) for r in replies]
+        return super().server_update(state, moved)
+
+
 class OneLocalEpochIsOneBatch(FedAvg):
     def client_update(self, received, client_state, objective):
         x = received["model"]
@@ -388,6 +426,11 @@ class OldGradientUncorrected(FedMoS):
 
 # mutant -> a check that must catch it
 MUTANTS = {
+    ExtrapolationHalvedTwice: "the server's step is the disagreement of movements",
+    DualOfEveryReplyAlike: "h is Σ p_i h_i whoever takes part",
+    PolyakStepOfTheGradientsNorm: "clients step by what the loss allows",
+    StepThatForgetsHowItGrew: "clients step by how fast their gradient changes",
+    MomentumOfTheMovement: "momentum follows the gradients at the server's model",
     ControlVariateOfTheWrongSign: "unlike clients reach the minimiser of their mean",
     ControlVariateStartedAsTheModel: "control variates start at gradients",
     ControlVariateStartedAtRandom: "control variates start at gradients",
@@ -479,7 +522,7 @@ def test_the_built_in_rules_declare_their_own_reductions() -> None:
     declared = {name for name, rule in ALGORITHMS.items() if "reduces_to" in vars(rule)}
     assert declared == {
         *("fedprox", "fedavgm", "fedavg_m", "fedavg_m_vr", "scaffold_m", "scaffold_m_vr"),
-        *("padamfed", "padamfed_vr", "padamfed_dog", "fedmos"),
+        *("padamfed", "padamfed_vr", "padamfed_dog", "fedmos", "fednova", "mimelite"),
     }
     # a rule that inherits a reduction would claim it too
     inherited = {name for name, rule in ALGORITHMS.items() if rule.reduces_to} - declared

@@ -13,9 +13,9 @@ from fedopt_flwr import simulate
 from fedopt_flwr.flower import MemoryStates
 
 
-def test_eight_rules_keep_control_variates() -> None:
+def test_nine_rules_keep_control_variates() -> None:
     assert sorted(WITH_CONTROL_VARIATES) == [
-        *("fa_nt", "fadamgc", "padamfed", "padamfed_dog", "padamfed_vr"),
+        *("autofed", "fa_nt", "fadamgc", "padamfed", "padamfed_dog", "padamfed_vr"),
         *("scaffold", "scaffold_m", "scaffold_m_vr"),
     ]
 

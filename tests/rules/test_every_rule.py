@@ -16,6 +16,7 @@ from helpers import (
 from torch import nn
 
 from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.algorithms.autofed import _SCALARS
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -50,7 +51,7 @@ def test_every_rule_leaves_batch_norm_to_the_adapter(name: str) -> None:
     run = open_run(softmax_config(name, 3, 3), SOFTMAX_DATA, model)
     assert all(record.failures == 0 for record in run.records)
     run.strategy.write_to_model()
-    scalars = ("distance", "squared_gradients")
+    scalars = {"distance", "squared_gradients", *_SCALARS}
     sizes = {v.numel() for n, v in run.strategy.state.vectors.items() if n not in scalars}
     assert sizes == {run.strategy.model.size}
     norm = run.strategy.model.module[1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import SOFTMAX_DATA, SOFTMAX_SIZES, linear_model
+from numpy_rivals import RIVALS
 from numpy_rules import ETA, ROUNDS, K, N, Vector, gradient
 from numpy_rules import REFERENCES as OTHERS
 
@@ -105,6 +106,7 @@ REFERENCES = {
     "scaffold_m": ("scaffold_m", scaffold_m, {"client_learning_rate": ETA, "momentum": 0.4}),
     "padamfed": ("padamfed", padamfed, {}),
     **OTHERS,
+    **RIVALS,
 }
 
 

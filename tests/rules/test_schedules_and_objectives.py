@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.config.sections import ScheduleSection
+from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.rounds.schedules import rate_factor, scheduled
 from fedopt_flwr.training.flat_model import FlatModel
 from fedopt_flwr.training.objective import ModelObjective, batch_positions
@@ -44,7 +45,19 @@ def test_schedules_by_hand() -> None:
     assert (changed.client_learning_rate, changed.server_learning_rate) == (0.2, 1.0)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+WITHOUT_RATE = {"fedsps", "delta_sgd", "autofed"}  # on the client
+
+
+def test_a_schedule_of_a_step_size_that_a_rule_has_not_is_said_to_be_idle() -> None:
+    settings = {**softmax_config("delta_sgd", 3, 2), "schedule": {"client": "cosine"}}
+    with pytest.warns(
+        FedoptWarning, match="schedule.client: got 'cosine'; delta_sgd has no client"
+    ):
+        open_run(settings, SOFTMAX_DATA)
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in WITHOUT_RATE])
+@pytest.mark.filterwarnings("ignore:schedule.server")
 def test_every_rule_runs_under_a_schedule_and_keeps_c(name: str) -> None:
     settings = {
         **softmax_config(name, 3, 8),

@@ -1,0 +1,139 @@
+"""AutoFed: a step length that is found in the first rounds, then SCAFFOLD-M with it; no rate.
+
+Ours; no paper's Algorithm and no proof. Deviations: none. A range test, in the spirit of Smith:
+"Cyclical Learning Rates for Training Neural Networks", WACV 2017, on how far a round goes.
+Directions are SCAFFOLD-M's, u = β(∇F(y;ξ) − c_i + c) + (1−β)g, and a round moves by γ at most:
+y ← y − (γ/K)u/max(‖u‖, U).
+Ramp, U = 0: γ begins at 0.01(1 + ‖x⁰‖) and doubles in every round whose fresh mean gradient
+G = c + Σ w_i(c_i⁺ − c_i) still falls along the movement m before it: the slope
+p = −⟨G, m⟩/‖m‖ is above 0.2 of the largest so far, and the cosine p/‖G‖ above 0.2.
+The first other round ends it; from then on U = 3‖g‖/‖ḡ‖, ḡ = Δ̄/γ, and γ is 3 times as long, so
+that γ/(KU) is the rate which that round had and only directions three times as long are cut. Half
+of the remaining rounds it stays, then it falls to 0 in a line.
+Taken from `padamfed`: both halves; the lengths alone are its own.
+Defaults: β = 0.2 and the numbers above. Nothing to tune.
+γ, U and the last slope stand in every record, `ramp_end` once it is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from pydantic import Field
+
+from ..algorithm import Arrays, ClientState, Objective, Plan, Reply, ServerState, weighted_sum
+from ..errors import ConfigError
+from ._control_variates import GradientVariateRule
+from .padamfed import PAdaMFed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SCALARS = ("step_length", "norm_floor", "slope", "largest_slope", "ramp_end")
+
+
+class AutoFed(GradientVariateRule):
+    """u = β(∇F(y;ξ) − c_i + c) + (1−β)g; y ← y − (γ/K)u/max(‖u‖, U), K times; x ← x + Δ̄; c and g as
+    PAdaMFed; γ doubles, with U = 0, while −⟨G, m⟩/‖m‖ stays large."""
+
+    name: ClassVar[str] = "autofed"
+    experimental: ClassVar[bool] = True
+    server_state: ClassVar[tuple[str, ...]] = (*PAdaMFed.server_state, "movement", *_SCALARS)
+    broadcast_names: ClassVar[tuple[str, ...]] = PAdaMFed.broadcast_names
+    upload_names: ClassVar[tuple[str, ...]] = ("delta", "control_variate_change")
+
+    momentum: float = Field(0.2, gt=0, le=1, title="β", description="weight of a new gradient")
+    first_share: float = Field(0.01, gt=0, description="γ of round 1, as a share of 1 + ‖x⁰‖")
+    growth: float = Field(2.0, gt=1, description="what γ is multiplied by in the ramp")
+    least_slope: float = Field(
+        0.2, ge=0, lt=1, description="share of the largest slope, and cosine, that ends the ramp"
+    )
+    slack: float = Field(3.0, ge=1, description="how much longer than usual a direction may be")
+    local_step: float | None = Field(None, gt=0, title="γ/K", description="found in every round")
+    norm_floor: float | None = Field(None, ge=0, title="U", description="found in every round")
+    round_number: int | None = Field(None, ge=1, description="known in every round")
+
+    def resolve(self, plan: Plan) -> Self:
+        for name in ("local_step", "norm_floor", "round_number"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"algorithm.{name}: got {getattr(self, name)}; autofed finds it; leave it out"
+                )
+        return self
+
+    def init_server(self, x: Tensor, plan: Plan) -> ServerState:
+        zero = x.new_zeros(1)
+        state = super().init_server(x, plan).replace(**dict.fromkeys(_SCALARS, zero))
+        return state.replace(step_length=self.first_share * (1 + x.norm().reshape(1)))
+
+    def server_start(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        return self._half().server_start(state, replies)
+
+    def at_round(self, state: ServerState, number: int) -> Self:
+        found = self.report(state, number)
+        step = found["gamma"] / state.plan.mean_local_steps
+        floor = found["norm_floor"]
+        update = {"local_step": step, "norm_floor": floor, "round_number": number}
+        return self.model_copy(update=update)
+
+    def report(self, state: ServerState, number: int) -> dict[str, float]:
+        gamma, end, horizon = (
+            float(state["step_length"]),
+            int(state["ramp_end"]),
+            state.plan.num_rounds,
+        )
+        if end:
+            gamma *= min(1.0, 2 * (horizon - number + 1) / (horizon - end))
+        shown = {"gamma": gamma, **{n: float(state[n]) for n in ("norm_floor", "slope")}}
+        return {**shown, "ramp_end": end} if end else shown
+
+    def broadcast(self, state: ServerState) -> Arrays:
+        return self._half().broadcast(state)
+
+    def client_update(
+        self, received: Arrays, client_state: ClientState, objective: Objective
+    ) -> tuple[Arrays, ClientState]:
+        return self._half().client_update(received, client_state, objective)
+
+    def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        following = self._half().server_update(state, replies)
+        before, movement = state["movement"], following["model"] - state["model"]
+        following = following.replace(movement=movement)
+        if int(state["ramp_end"]) or not (bool(before.any()) and bool(movement.any())):
+            return following
+        changes = [(r.weight, r.upload["control_variate_change"]) for r in replies]
+        fresh = weighted_sum(changes).add_(state["control_variate"])  # G
+        slope = -(fresh @ before).reshape(1) / before.norm()  # p
+        largest, gamma = slope.maximum(state["largest_slope"]), state["step_length"]
+        following = following.replace(slope=slope, largest_slope=largest)
+        if bool(slope > self.least_slope * largest.maximum(fresh.norm())):
+            return following.replace(step_length=self.growth * gamma)
+        floor = following["server_momentum"].norm() * gamma / movement.norm()  # ‖g‖/‖ḡ‖
+        end = gamma.new_full((1,), self.round_number or 0)
+        return following.replace(
+            step_length=self.slack * gamma, norm_floor=self.slack * floor, ramp_end=end
+        )
+
+    def _half(self) -> PAdaMFed:
+        return _Capped(
+            client_learning_rate=self.local_step,
+            server_learning_rate=1.0,
+            momentum=self.momentum,
+            norm_floor=self.norm_floor or 0.0,
+        )
+
+
+class _Capped(PAdaMFed):
+    """PAdaMFed that divides its directions by max(‖u‖, U)."""
+
+    norm_floor: float = 0.0
+
+    def move(self, y: Tensor, u: Tensor) -> None:
+        import torch
+
+        if self.norm_floor:
+            norm = torch.linalg.vector_norm(u, dim=-1, keepdim=True).clamp_(min=self.norm_floor)
+            y.addcdiv_(u, norm, value=-self.derived("client_learning_rate"))
+        else:
+            super().move(y, u)

@@ -1,0 +1,130 @@
+"""One round or two of the rules that others compare with, against numbers worked out by hand.
+
+Clients have gradients a₁ and a₂ everywhere, or bowls ½h‖y − m‖²; η = 0.1 and K = 2 unless said.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from helpers import bowl, on_slopes, on_toys
+
+from fedopt_flwr.algorithms import AutoFed, DeltaSGD, FedDyn, FedExP, FedNova, FedSPS, MimeLite
+from fedopt_flwr.errors import ConfigError
+
+ETA = {"client_learning_rate": 0.1}
+
+
+def test_fednova_takes_the_mean_step_as_often_as_the_mean_client_steps() -> None:
+    run = on_slopes(FedNova(**ETA), [0.0], [[1.0], [3.0]], steps=[2, 4])
+    run.round([0, 1])  # Δ_i/K_i = −0.1, −0.3; mean −0.2, three times; FedAvg moves by −0.7
+    assert run.x.tolist() == pytest.approx([-0.6])
+    run.round([1])  # K_i of those who replied alone
+    assert run.x.tolist() == pytest.approx([-1.8])
+
+
+def test_fedexp_goes_further_the_less_movements_agree_and_shows_the_mean_of_two_iterates() -> None:
+    run = on_slopes(FedExP(**ETA, adaptivity=0.0025), [1.0], [[1.0], [-0.5]])
+    run.round([0, 1])  # Δ = −0.2 and 0.1: η_g = ½(0.04 + 0.01)/(2(0.0025 + 0.0025)) = 2.5
+    assert run.server["iterate_model"].tolist() == pytest.approx([0.875])
+    assert run.x.tolist() == pytest.approx([0.9375])
+    run.round([0])  # one reply: 0.04/(2·0.0425) is below 1
+    assert run.server["iterate_model"].tolist() == pytest.approx([0.675])
+    assert run.x.tolist() == pytest.approx([0.775])
+
+
+def test_feddyn_bends_the_local_problems_and_adds_what_was_bent() -> None:
+    run = on_slopes(FedDyn(**ETA, regularization=0.5), [0.0], [[1.0], [3.0]])
+    run.round([0, 1])  # Δ = −0.195 and −0.585, h = 0.5·0.39
+    assert [float(s["local_dual"]) for s in run.states] == pytest.approx([0.0975, 0.2925])
+    assert run.server["server_dual"].tolist() == pytest.approx([0.195])
+    assert run.x.tolist() == pytest.approx([-0.78])
+    # −0.09025, then −0.1(1 − 0.0975 − 0.5·0.09025) more; h grows by half of 0.5·0.1759875
+    run.round([0])
+    assert run.replies[0].upload["delta"].tolist() == pytest.approx([-0.1759875])
+    assert run.server["server_dual"].tolist() == pytest.approx([0.238996875])
+    assert run.x.tolist() == pytest.approx([-1.43398125])
+
+
+def test_mimelite_moves_its_momentum_by_gradients_at_the_servers_model() -> None:
+    run = on_toys(MimeLite(**ETA, momentum=0.25), 1.0, [bowl([1.0, 1.0]), bowl([3.0, 3.0])])
+    run.round([0, 1])  # y: 1 → 0.975 → 0.950625, and 1 → 0.925 → 0.855625
+    assert run.x.tolist() == pytest.approx([0.903125])
+    assert run.server["server_momentum"].tolist() == pytest.approx([0.5])  # 0.25·½(1 + 3)
+    run.round([0])  # u = 0.25y + 0.375: 0.903125 → 0.843046875 → 0.784470703125
+    assert run.x.tolist() == pytest.approx([0.784470703125])
+    assert run.server["server_momentum"].tolist() == pytest.approx([0.60078125])
+
+
+@pytest.mark.parametrize(
+    ("curvature", "divisor", "end"),
+    [(4.0, 0.5, 0.0), (4.0, 1.0, 0.5), (0.5, 0.5, 0.5), (0.5, 4.0, 0.875)],
+)
+def test_fedsps_steps_by_loss_over_squared_gradient(
+    curvature: float, divisor: float, end: float
+) -> None:
+    """At 1 the loss is h/2 and the gradient h: η = 1/(2ch), at most 1."""
+    run = on_toys(FedSPS(polyak_divisor=divisor), 1.0, [bowl([curvature])])
+    run.round([0])
+    assert run.x.tolist() == pytest.approx([end], abs=1e-7)
+
+
+def test_fedsps_stays_where_nothing_is_left_to_learn() -> None:
+    run = on_toys(FedSPS(), 0.0, [bowl([1.0, 1.0])])
+    run.round([0])
+    assert run.x.tolist() == [0.0]
+
+
+def test_delta_sgd_grows_its_step_where_the_gradient_stays_and_begins_anew_every_round() -> None:
+    run = on_slopes(DeltaSGD(), [0.0], [[1.0]], steps=3)
+    second = 0.2 * math.sqrt(1.1)
+    third = second * math.sqrt(1 + 0.1 * math.sqrt(1.1))
+    for number in (1, 2):
+        run.round([0])
+        assert run.x.tolist() == pytest.approx([-number * (0.2 + second + third)])
+
+
+def test_delta_sgd_steps_by_the_curvature_that_it_measures() -> None:
+    run = on_toys(DeltaSGD(), 1.0, [bowl([8.0, 8.0])])
+    run.round([0])  # 1 → −0.6; 2·1.6/(2·12.8) = 1/8 leads to the minimum
+    assert run.x.tolist() == pytest.approx([0.0], abs=1e-7)
+    run.round([0])  # at the minimum 0/0 bounds nothing
+    assert run.x.tolist() == pytest.approx([0.0], abs=1e-7)
+
+
+def test_autofed_doubles_its_length_while_the_loss_falls_along_its_movements() -> None:
+    run = on_slopes(AutoFed(), [1.0], [[1.0], [1.0]])
+    lengths = []
+    for number in range(1, 6):
+        lengths.append(run.rule.report(run.server, number)["gamma"])
+        run.round([0, 1])
+    # 0.01(1 + 1); round 1 has no movement to look at
+    assert lengths == pytest.approx([0.02, 0.02, 0.04, 0.08, 0.16])
+    assert run.x.tolist() == pytest.approx([1 - sum(lengths)])
+    assert float(run.server["slope"]) == pytest.approx(1.0)
+    assert int(run.server["ramp_end"]) == 0
+
+
+def test_autofed_ends_its_ramp_behind_the_minimum_and_goes_back_in_cut_steps() -> None:
+    """½x² from 1, K = 1: 0.98, 0.96, 0.92, 0.84, 0.68, 0.36, −0.28; there G is uphill."""
+    run = on_toys(AutoFed(), 1.0, [bowl([1.0])])
+    for _ in range(8):
+        run.round([0])
+    # β = 0.2: g had come from 0.98 to 0.36 with the gradients, and the eighth is −0.28
+    g = 1.0
+    for gradient in (1, 0.98, 0.96, 0.92, 0.84, 0.68, 0.36, -0.28):
+        g = 0.2 * gradient + 0.8 * g
+    assert int(run.server["ramp_end"]) == 8
+    assert float(run.server["step_length"]) == pytest.approx(3 * 1.28, rel=1e-5)
+    assert float(run.server["norm_floor"]) == pytest.approx(3 * g, rel=1e-5)
+    assert run.x.tolist() == pytest.approx([-1.56], rel=1e-5)
+    run.round([0])  # of 10: the first of two, and u = 0.2·(−1.56) + 0.8g is shorter than U
+    step = 3.84 * (0.2 * -1.56 + 0.8 * g) / (3 * g)
+    assert run.x.tolist() == pytest.approx([-1.56 - step], rel=1e-5)
+    assert run.rule.report(run.server, 10)["gamma"] == pytest.approx(3.84, rel=1e-5)  # 2·½
+
+
+def test_autofed_refuses_what_it_finds_itself() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.local_step: got 0\.1; autofed finds it"):
+        on_slopes(AutoFed(local_step=0.1), [1.0], [[1.0]])
