@@ -2,8 +2,8 @@
 
     python benchmarks/learning_rates.py examples/mnist.toml [--algorithms fedavg,scaffold]
 
-Prints one line a rule: each point of its grid and the best. The PAdaMFed family derives its rates
-and has no grid. Only the last round is evaluated.
+Prints one line a rule: each point of its grid and the best. Rules that find their rates themselves
+have no grid. Only the last round is evaluated.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedopt_flwr import RunConfig
+from fedopt_flwr.algorithm import Algorithm
 from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.data import load_federated_data
 from fedopt_flwr.run.experiment import Experiment
@@ -39,6 +40,10 @@ def accuracy(config: RunConfig, data: Any, rule: str, rates: dict[str, float]) -
     return result.rounds[-1].test_accuracy or 0.0
 
 
+def _has_rate(kind: type[Algorithm]) -> bool:
+    return kind().model_dump().get("client_learning_rate") is not None
+
+
 def main() -> None:
     """Print a line a rule."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -49,7 +54,8 @@ def main() -> None:
     config = RunConfig.from_file(arguments.config, ["output.evaluate_every=1000000"])
     data = load_federated_data(config)
     named = [name for name in arguments.algorithms.split(",") if name]
-    for rule in named or [name for name in ALGORITHMS if not name.startswith("padamfed")]:
+    tuned = [n for n, kind in ALGORITHMS.items() if _has_rate(kind)]
+    for rule in named or tuned:
         grid = GRIDS.get(rule, SGD)
         found = []
         for point in product(*grid.values()):
