@@ -4,8 +4,10 @@ Yan, Zhang, Wang, Cao: "Problem-Parameter-Free Federated Learning", ICLR 2025, A
 line numbers stand below); step sizes from Theorem 1: η = 1/(K√T), γ = (SK)^¼/T^¾, β = √(SK/T).
 Deviations: c_i⁺ − c_i travels up instead of c_i⁺, so that both sides add the same numbers; with
 unequal local steps K is the mean of K_i over all N clients and Δ̄ = K Σ w_i Δ_i/K_i; β is capped at
-1 (when T < SK), with a warning. Where the preprint's line for c_i sums k = 1..K, we take the K
-gradients of the loop, k = 0..K−1, as its equation (2) does. η_g is γ/(ηK).
+1 (when T < SK), with a warning where it is not below (T ≤ SK). Where the preprint's line for c_i
+sums k = 1..K, we take the K gradients of the loop, k = 0..K−1, as its equation (2) does. η_g is
+γ/(ηK).
+`step_scale` multiplies the theorem's η and γ, whose hidden distance is 1, and is 1 in the paper.
 `normalize = false` is the paper's ablation; β = 1 is SCAFFOLD with normalised steps.
 """
 
@@ -16,7 +18,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..algorithm import (
     Arrays,
@@ -58,6 +60,18 @@ class PAdaMFed(GradientVariateRule):
         None, ge=0, le=1, title="β", description="weight of a new gradient; derived: √(SK/T)"
     )
     normalize: bool = Field(True, description="divide every local direction by its norm")
+    step_scale: float = Field(1.0, gt=0, description="multiplies the derived η and γ")
+
+    @model_validator(mode="after")
+    def _one_way_to_a_step(self) -> Self:
+        for field in ("client_learning_rate", "server_learning_rate"):
+            if self.step_scale != 1 and getattr(self, field) is not None:
+                raise ValueError(
+                    f"algorithm.step_scale: got {self.step_scale} beside algorithm.{field} = "
+                    f"{getattr(self, field)}; it multiplies step sizes that are derived; leave one "
+                    "of the two out"
+                )
+        return self
 
     @property
     def upload_names(self) -> tuple[str, ...]:
@@ -66,19 +80,20 @@ class PAdaMFed(GradientVariateRule):
     def resolve(self, plan: Plan) -> Self:
         samples, horizon = plan.clients_per_round * plan.mean_local_steps, plan.num_rounds  # SK, T
         path, gamma, beta = self.theorem(samples, horizon)
-        if beta > 1 and self.momentum is None:
+        if beta >= 1 and self.momentum is None:
             warnings.warn(
-                f"algorithm.momentum: the theorem's β = {beta:.3g} exceeds 1 with SK = {samples:g} "
-                f"and T = {horizon}; 1 is used, which means no momentum; more rounds or fewer "
-                "local steps would avoid that",
+                f"algorithm.momentum: the theorem's β = {beta:.3g} is not below 1 with SK = "
+                f"{samples:g} and T = {horizon}; 1 is used, which means no momentum; more rounds "
+                "or fewer local steps would avoid that",
                 FedoptWarning,
                 stacklevel=2,
             )
-        eta = self.client_learning_rate or path / plan.mean_local_steps
-        eta_g = self.server_learning_rate or gamma / (eta * plan.mean_local_steps)
+        steps, scale = plan.mean_local_steps, self.step_scale
+        eta = self.client_learning_rate or scale * path / steps
+        eta_g = self.server_learning_rate or scale * gamma / (eta * steps)
         beta = min(1.0, beta) if self.momentum is None else self.momentum
         derived = {"client_learning_rate": eta, "server_learning_rate": eta_g, "momentum": beta}
-        return self.model_copy(update=derived)
+        return self.model_copy(update={**derived, "step_scale": 1.0})  # it is in them now
 
     def theorem(self, samples: float, horizon: int) -> tuple[float, float, float]:
         """Return ηK, γ and β of the theorem from SK and T."""

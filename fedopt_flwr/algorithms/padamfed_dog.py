@@ -64,14 +64,15 @@ class PAdaMFedDoG(PAdaMFed):
         if eta is None:
             eta = gamma / (steps * math.sqrt(self.momentum))
         eta_g = self.server_learning_rate or gamma / (eta * steps)
-        return self.model_copy(update={"client_learning_rate": eta, "server_learning_rate": eta_g})
+        rates = {"client_learning_rate": eta, "server_learning_rate": eta_g, "step_scale": 1.0}
+        return self.model_copy(update=rates)
 
     def report(self, state: ServerState, number: int) -> dict[str, float]:
         distance, squares = float(state["distance"]), float(state["squared_gradients"])
         gamma = distance
         if squares > 0:  # not before the second round
             gamma = distance / math.sqrt(squares) * (1 - (number - 1) / state.plan.num_rounds)
-        return {"gamma": gamma, "distance": distance}
+        return {"gamma": self.step_scale * gamma, "distance": distance}
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         eta, x0 = self.derived("client_learning_rate"), state["initial_model"]

@@ -175,6 +175,8 @@ def hyperparameter_text(rule: Algorithm, plan: Plan, given: Algorithm | None = N
     `given` is the rule as it was before its open step sizes were resolved.
     """
     values: dict[str, Any] = rule.model_dump()
+    if isinstance(given, PAdaMFed):  # resolved, it is part of the step sizes
+        values["step_scale"] = given.step_scale if given.step_scale != 1 else None
     parts = []
     for name, info in type(rule).model_fields.items():
         value = values[name]
@@ -186,7 +188,12 @@ def hyperparameter_text(rule: Algorithm, plan: Plan, given: Algorithm | None = N
     eta = values.get("client_learning_rate")
     eta_g = values.get("server_learning_rate")
     if eta and eta_g and "first_decay" not in values:  # there η_g is the server optimiser's step
-        parts.append(f"γ = η_g·η·K = {eta_g * eta * plan.mean_local_steps:.4g}")
+        gamma = eta_g * eta * plan.mean_local_steps
+        parts.append(f"γ = η_g·η·K = {gamma:.4g}")
+        if rule.name == "padamfed":
+            samples, horizon = plan.clients_per_round * plan.mean_local_steps, plan.num_rounds
+            parts.append(f"path γ·T = {gamma * horizon:.4g}")
+            parts.append(f"S·K = {samples:g} and T^(1/3) = {horizon ** (1 / 3):.3g}")
     return ", ".join(parts)
 
 

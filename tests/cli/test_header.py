@@ -32,6 +32,16 @@ def test_a_momentum_that_was_chosen_has_no_such_reason() -> None:
         assert "no momentum" not in text_of(name, 3, momentum=0.5)
 
 
+def test_padamfed_says_how_far_its_steps_lead() -> None:
+    text = text_of("padamfed", 81)  # (16·81)^¼ = 6 and √(16/81)
+    assert "β = 0.4444, " in text
+    assert text.endswith("γ = η_g·η·K = 0.07407, path γ·T = 6, S·K = 16 and T^(1/3) = 4.33")
+    assert "step_scale" not in text
+    longer = text_of("padamfed", 81, step_scale=3.0)
+    assert "step_scale = 3, " in longer
+    assert "path γ·T = 18, " in longer
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_other_rules_say_nothing_of_it(name: str) -> None:
     assert ("no momentum" in text_of(name, 1)) is (name in ("padamfed", "padamfed_vr"))

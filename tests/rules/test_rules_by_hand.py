@@ -231,3 +231,30 @@ def test_rules_work_with_a_leading_client_axis() -> None:
     state = {"control_variate": torch.zeros(2, 2)}
     upload, _ = rule.client_update({"model": x, "direction": d}, state, Stacked())
     assert upload["delta"].tolist() == [pytest.approx([-0.12, -0.16]), pytest.approx([0, -0.2])]
+
+
+@pytest.mark.parametrize("name", ["padamfed", "padamfed_vr"])
+def test_step_scale_multiplies_both_derived_step_sizes(name: str) -> None:
+    kind = {"padamfed": PAdaMFed, "padamfed_vr": PAdaMFedVR}[name]
+    plan = make_plan(4, [8] * 4, num_rounds=100, sampled=2)
+    plain, scaled = kind().resolve(plan), kind(step_scale=3.0).resolve(plan)
+    assert scaled.client_learning_rate == pytest.approx(3 * plain.client_learning_rate)
+    assert scaled.server_learning_rate == pytest.approx(plain.server_learning_rate)  # γ/(ηK)
+    assert scaled.momentum == plain.momentum
+    if name == "padamfed":
+        assert scaled.client_learning_rate == pytest.approx(3 / 80)
+
+
+def test_step_scale_multiplies_the_distance_rule_too() -> None:
+    plain, scaled = (
+        on_slopes(PAdaMFedDoG(step_scale=scale), [1.0], [[1.0], [1.0]]) for scale in (1.0, 2.0)
+    )
+    for run in (plain, scaled):
+        run.round([0, 1])
+    assert float(1 - scaled.x) == pytest.approx(2 * float(1 - plain.x), rel=1e-5)
+
+
+@pytest.mark.parametrize("field", ["client_learning_rate", "server_learning_rate"])
+def test_step_scale_beside_a_step_size_is_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=f"step_scale: got 2.0 beside algorithm.{field} = 0.1;"):
+        PAdaMFed(step_scale=2.0, **{field: 0.1})
