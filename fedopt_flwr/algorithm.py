@@ -99,6 +99,7 @@ class Reply:
     importance: float  # p_i
     num_steps: int  # K_i
     rank: int = 0  # place among those asked this round, in random order, from 0
+    loss: float = 0.0  # mean over the client's minibatches
 
 
 class Algorithm(BaseModel):

@@ -135,7 +135,7 @@ def autofed(x: Vector, rounds: list[list[int]], p: Vector) -> Vector:
         if not end and moved.any():
             slope = -(fresh @ moved) / np.linalg.norm(moved)
             steepest = max(steepest, slope)
-            if slope > 0.2 * steepest and slope / np.linalg.norm(fresh) > 0.2:
+            if slope > 0.3 * steepest and slope / np.linalg.norm(fresh) > 0.3:
                 length = 2 * length
             else:
                 end, cut = t + 1, 3 * np.linalg.norm(g) / (np.linalg.norm(total) / length)

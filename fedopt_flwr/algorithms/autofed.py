@@ -6,10 +6,11 @@ Directions are SCAFFOLD-M's, u = β(∇F(y;ξ) − c_i + c) + (1−β)g, and a r
 y ← y − (γ/K)u/max(‖u‖, U).
 Ramp, U = 0: γ begins at 0.01(1 + ‖x⁰‖) and doubles in every round whose fresh mean gradient
 G = c + Σ w_i(c_i⁺ − c_i) still falls along the movement m before it: the slope
-p = −⟨G, m⟩/‖m‖ is above 0.2 of the largest so far, and the cosine p/‖G‖ above 0.2.
-The first other round ends it; from then on U = 3‖g‖/‖ḡ‖, ḡ = Δ̄/γ, and γ is 3 times as long, so
-that γ/(KU) is the rate which that round had and only directions three times as long are cut. Half
-of the remaining rounds it stays, then it falls to 0 in a line.
+p = −⟨G, m⟩/‖m‖ is above 0.3 of the largest so far, and the cosine p/‖G‖ above 0.3.
+The first other round ends it, or one whose loss is twice that at x⁰, then with γ of two rounds
+before; any later such round halves γ. From the end on U = 3‖g‖/‖ḡ‖, ḡ = Δ̄/γ, and γ is 3 times as
+long, so that γ/(KU) is the rate which that round had and only directions three times as long are
+cut. Half of the remaining rounds it stays, then it falls to 0 in a line.
 Taken from `padamfed`: both halves; the lengths alone are its own.
 Defaults: β = 0.2 and the numbers above. Nothing to tune.
 γ, U and the last slope stand in every record, `ramp_end` once it is known.
@@ -30,7 +31,8 @@ from .padamfed import PAdaMFed
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SCALARS = ("step_length", "norm_floor", "slope", "largest_slope", "ramp_end")
+_SCALARS = ("step_length", "norm_floor", "slope", "largest_slope", "ramp_end", "first_loss")
+_HOPELESS = 2.0  # times the loss at x⁰, which no length of any use leads to
 
 
 class AutoFed(GradientVariateRule):
@@ -47,7 +49,7 @@ class AutoFed(GradientVariateRule):
     first_share: float = Field(0.01, gt=0, description="γ of round 1, as a share of 1 + ‖x⁰‖")
     growth: float = Field(2.0, gt=1, description="what γ is multiplied by in the ramp")
     least_slope: float = Field(
-        0.2, ge=0, lt=1, description="share of the largest slope, and cosine, that ends the ramp"
+        0.3, ge=0, lt=1, description="share of the largest slope, and cosine, that ends the ramp"
     )
     slack: float = Field(3.0, ge=1, description="how much longer than usual a direction may be")
     local_step: float | None = Field(None, gt=0, title="γ/K", description="found in every round")
@@ -68,6 +70,8 @@ class AutoFed(GradientVariateRule):
         return state.replace(step_length=self.first_share * (1 + x.norm().reshape(1)))
 
     def server_start(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        loss = sum(r.importance * r.loss for r in replies) / sum(r.importance for r in replies)
+        state = state.replace(first_loss=state["first_loss"].new_full((1,), loss))
         return self._half().server_start(state, replies)
 
     def at_round(self, state: ServerState, number: int) -> Self:
@@ -97,22 +101,30 @@ class AutoFed(GradientVariateRule):
         return self._half().client_update(received, client_state, objective)
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        loss, gamma = sum(r.weight * r.loss for r in replies), state["step_length"]
+        first = float(state["first_loss"]) or loss
+        is_hopeless = not loss <= _HOPELESS * first
         following = self._half().server_update(state, replies)
         before, movement = state["movement"], following["model"] - state["model"]
-        following = following.replace(movement=movement)
-        if int(state["ramp_end"]) or not (bool(before.any()) and bool(movement.any())):
+        following = following.replace(movement=movement, first_loss=gamma.new_full((1,), first))
+        if int(state["ramp_end"]):
+            return following.replace(step_length=gamma / self.growth if is_hopeless else gamma)
+        if not (bool(before.any()) and bool(movement.any())):
             return following
         changes = [(r.weight, r.upload["control_variate_change"]) for r in replies]
         fresh = weighted_sum(changes).add_(state["control_variate"])  # G
         slope = -(fresh @ before).reshape(1) / before.norm()  # p
-        largest, gamma = slope.maximum(state["largest_slope"]), state["step_length"]
+        largest = slope.maximum(state["largest_slope"])
         following = following.replace(slope=slope, largest_slope=largest)
-        if bool(slope > self.least_slope * largest.maximum(fresh.norm())):
+        falls = bool(slope > self.least_slope * largest.maximum(fresh.norm()))
+        if falls and not is_hopeless:
             return following.replace(step_length=self.growth * gamma)
         floor = following["server_momentum"].norm() * gamma / movement.norm()  # ‖g‖/‖ḡ‖
-        end = gamma.new_full((1,), self.round_number or 0)
+        found = gamma / self.growth**2 if is_hopeless else gamma
         return following.replace(
-            step_length=self.slack * gamma, norm_floor=self.slack * floor, ramp_end=end
+            step_length=self.slack * found,
+            norm_floor=self.slack * floor,
+            ramp_end=gamma.new_full((1,), self.round_number or 0),
         )
 
     def _half(self) -> PAdaMFed:

@@ -125,8 +125,9 @@ class Federation:
             client_half = half(self.now.for_client(rank))
             upload, self.states[i] = client_half(received, self.states[i], self.toys[i])
             kept = {name: array.clone() for name, array in upload.items()}
-            steps = self.toys[i].num_steps
-            self.replies.append(Reply(i, kept, weights[i], self.plan.importance[i], steps, rank))
+            toy, importance = self.toys[i], self.plan.importance[i]
+            loss = float(toy.last_loss)
+            self.replies.append(Reply(i, kept, weights[i], importance, toy.num_steps, rank, loss))
 
 
 def build_rule(kind: Kind, **wanted: Any) -> Algorithm:

@@ -161,6 +161,7 @@ class Participation:
                 importance=plan.importance[i],
                 num_steps=plan.local_steps[i],
                 rank=self._ranks[i],
+                loss=uploads[i].loss,
             )
             for i in counts
         ]

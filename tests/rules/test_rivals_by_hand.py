@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from helpers import bowl, on_slopes, on_toys
+from helpers import SOFTMAX_DATA, bowl, linear_model, on_slopes, on_toys, softmax_config
+from torch.nn import functional
 
+from fedopt_flwr import simulate
 from fedopt_flwr.algorithms import AutoFed, DeltaSGD, FedDyn, FedExP, FedNova, FedSPS, MimeLite
 from fedopt_flwr.errors import ConfigError
 
@@ -122,9 +124,35 @@ def test_autofed_ends_its_ramp_behind_the_minimum_and_goes_back_in_cut_steps() -
     run.round([0])  # of 10: the first of two, and u = 0.2·(−1.56) + 0.8g is shorter than U
     step = 3.84 * (0.2 * -1.56 + 0.8 * g) / (3 * g)
     assert run.x.tolist() == pytest.approx([-1.56 - step], rel=1e-5)
-    assert run.rule.report(run.server, 10)["gamma"] == pytest.approx(3.84, rel=1e-5)  # 2·½
+    # its loss of ½·1.56² is more than twice the first one, ½; the last round takes 2·½ of that
+    assert run.rule.report(run.server, 10)["gamma"] == pytest.approx(3.84 / 2, rel=1e-5)
+
+
+def test_autofed_ends_its_ramp_at_a_hopeless_loss_with_the_length_of_two_rounds_before() -> None:
+    run = on_slopes(AutoFed(), [1.0], [[1.0]])
+    for number in range(1, 6):  # γ = 0.02, 0.02, 0.04, 0.08, 0.16
+        run.toys[0].constant = 10.0 if number < 5 else 30.0
+        run.round([0])
+    assert int(run.server["ramp_end"]) == 5
+    assert float(run.server["step_length"]) == pytest.approx(3 * 0.04)
+    assert float(run.server["norm_floor"]) == pytest.approx(3.0)
 
 
 def test_autofed_refuses_what_it_finds_itself() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.local_step: got 0\.1; autofed finds it"):
         on_slopes(AutoFed(local_step=0.1), [1.0], [[1.0]])
+
+
+def test_autofed_does_not_see_the_scale_of_the_loss() -> None:
+    """A power of 2 changes exponents alone; the ramp ends in these rounds."""
+    plain, louder = (
+        simulate(
+            softmax_config("autofed", 3, 14),
+            model=linear_model,
+            client_data=SOFTMAX_DATA,
+            loss=lambda outputs, targets, by=by: by * functional.cross_entropy(outputs, targets),
+        )
+        for by in (1.0, 1024.0)
+    )
+    assert plain.rounds[-1].chosen["ramp_end"] > 0
+    assert louder.parameters.tobytes() == plain.parameters.tobytes()
