@@ -51,15 +51,18 @@ class Wire:
         while True:
             try:
                 near, _ = self._listener.accept()
+            except OSError:  # this wire is gone
+                return
+            try:
                 far = socket.create_connection(("127.0.0.1", self._server_port))
-            except OSError:  # the server is not there, or this wire is gone
-                if self._listener.fileno() < 0:
-                    return
+            except OSError:  # the server is not there
                 near.close()
                 continue
             self._ends += [near, far]
             for source, target in ((near, far), (far, near)):
                 threading.Thread(target=_pump, args=(source, target), daemon=True).start()
+            if self._listener.fileno() < 0:  # it was closed meanwhile
+                self.cut()
 
     def cut(self) -> None:
         for end in self._ends:
