@@ -46,7 +46,7 @@ def serve(
     require_messages_fit(experiment.rule, experiment.model, config)
     run = Run(experiment, listener, checkpoint, while_waiting=while_waiting)
     if run.num_rounds == 0:
-        text = "--resume: no round is left; results follow when clients that still ask went home"
+        text = "--resume: no round is left; results follow in 15 s, once late clients are sent home"
         warnings.warn(text, FedoptWarning, stacklevel=2)
     with contextlib.ExitStack() as stack:
 
