@@ -113,7 +113,7 @@ class FederatedClient(NumPyClient):
     def _train(
         self, instruction: Instruction, parameters: list[np.ndarray], model: FlatModel
     ) -> tuple[dict[str, Tensor], float, int]:
-        rule = _rule(instruction.algorithm, instruction.hyperparameters)
+        rule = rule_of(instruction)
         names = rule.broadcast_names if instruction.phase == "train" else ("model",)
         with_buffers = instruction.buffers == "average"
         self.largest_instruction = largest_instruction(rule, model, with_buffers=with_buffers)
@@ -199,10 +199,11 @@ def _layout(state: ClientState) -> dict[str, str]:
     return {name: f"{a.dtype}, {list(a.shape)}" for name, a in sorted(state.items())}
 
 
-def _rule(name: str, hyperparameters: str) -> Algorithm:
-    if name not in ALGORITHMS:
-        raise MessageError(unknown_name("instruction.algorithm", name, ALGORITHMS))
-    return _made(ALGORITHMS[name], hyperparameters)
+def rule_of(instruction: Instruction) -> Algorithm:
+    """Return the rule that an instruction names; MessageError if there is none of that name."""
+    if instruction.algorithm not in ALGORITHMS:
+        raise MessageError(unknown_name("instruction.algorithm", instruction.algorithm, ALGORITHMS))
+    return _made(ALGORITHMS[instruction.algorithm], instruction.hyperparameters)
 
 
 @lru_cache(maxsize=8)

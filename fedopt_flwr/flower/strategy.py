@@ -106,6 +106,11 @@ class FederatedStrategy(Strategy):
         """Return what clients find in their config beside the instruction; for subclasses."""
         return {}
 
+    def announcement(self) -> Instruction:
+        """Return what tells a client, before it joins, which rule and model the run has."""
+        own = {"algorithm": self.rule.name, "hyperparameters": self.rule.model_dump_json()}
+        return self._template.model_copy(update=own)
+
     def snapshot(self) -> Snapshot:
         """Return what a checkpoint must hold of the server."""
         return Snapshot(

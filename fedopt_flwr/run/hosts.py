@@ -8,10 +8,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
@@ -24,7 +24,9 @@ from ..engines.common import keep_freed_memory
 from ..engines.stream import Connections, ServerAddress, StreamClient
 from ..errors import FedoptError, MessageError
 from ..flower import ClientStates, DiskStates, FederatedClient, Instruction, ModelPool
+from ..flower.client import rule_of
 from ..flower.messages import Scalar
+from ..flower.sizes import largest_instruction
 from ..models import make_model
 from ..own_code import is_import_path
 from ..problems import foreign_text, validation_problems
@@ -53,6 +55,7 @@ class ClientHost:
         self._lock = threading.Lock()
         self._data: dict[ClientId, ClientData] = {}
         self._facts: Facts | None = None  # of the federation that the data was divided for
+        self._model: tuple[str, FlatModel] | None = None  # with the run that it is for
         self._pool: tuple[str, ModelPool] | None = None
 
     def data(self, client_id: ClientId, facts: dict[str, Scalar]) -> ClientData:
@@ -83,9 +86,25 @@ class ClientHost:
                 self._pool = (instruction.run, self._make_pool(instruction))
             return self._pool[1]
 
+    def model(self, instruction: Instruction) -> FlatModel:
+        """Return the model that an instruction asks for, the same one for all of a run."""
+        with self._lock:
+            return self._model_of(instruction)
+
+    def _model_of(self, instruction: Instruction) -> FlatModel:
+        if self._model is None or self._model[0] != instruction.run:
+            self._model = (instruction.run, self._make_model(instruction))
+        return self._model[1]
+
     def _make_pool(self, instruction: Instruction) -> ModelPool:
+        model = self._model_of(instruction)
+        loss = named_loss(instruction.loss, self._config.import_folders)
+        # a client that fails here fails in its rounds, as in a simulation; others may train
+        try_training(model, loss, self._data, instruction.batch_size, are_all=False)
+        return ModelPool([model], loss)
+
+    def _make_model(self, instruction: Instruction) -> FlatModel:
         own = self._config.model
-        folders = self._config.import_folders
         for key, asked, here in (
             ("name", instruction.model, own.name),
             ("loss", instruction.loss, own.loss),
@@ -102,13 +121,9 @@ class ClientHost:
             input_shape=tuple(json.loads(instruction.input_shape)),
             num_classes=instruction.num_classes,
             seed=instruction.seed,
-            folders=folders,
+            folders=self._config.import_folders,
         )
-        model = FlatModel(bounded_module(self._config, instruction, make), self._device)
-        loss = named_loss(instruction.loss, folders)
-        # a client that fails here fails in its rounds, as in a simulation; others may train
-        try_training(model, loss, self._data, instruction.batch_size, are_all=False)
-        return ModelPool([model], loss)
+        return FlatModel(bounded_module(self._config, instruction, make), self._device)
 
 
 class HostedClient(FederatedClient):
@@ -134,6 +149,14 @@ class HostedClient(FederatedClient):
         self._facts = dict(config)
         self.data = self._host.data(self.client_id, self._facts)
         return super().get_properties(config)
+
+    def bytes_of_instructions(self, announced: Mapping[str, Any]) -> int:
+        """Return the size of the largest message of a run with this instruction's rule and model,
+        which is built; MessageError if this process refuses it."""
+        instruction = Instruction.from_config(announced)
+        rule, model = rule_of(instruction), self._host.model(instruction)
+        with_buffers = instruction.buffers == "average"
+        return largest_instruction(rule, model, with_buffers=with_buffers)
 
     def prepare(self, instruction: Instruction) -> None:
         self.data = self._host.data(self.client_id, self._facts)

@@ -17,7 +17,8 @@ import pytest
 from streams import ClientThread, ServerThread, make_config
 
 from fedopt_flwr import ConfigError, RunConfig
-from fedopt_flwr.engines.stream.protocol import channel_options, proxy_for
+from fedopt_flwr.engines.stream.address import proxy_for
+from fedopt_flwr.engines.stream.protocol import channel_options
 
 VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 ALONE: dict[str, Any] = {"num_clients": 1, "clients_per_round": 1, "num_rounds": 2}

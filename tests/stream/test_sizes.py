@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -18,11 +19,17 @@ from flwr.common.serde import fit_ins_to_proto, get_properties_res_to_proto
 from flwr.proto.transport_pb2 import ClientMessage, ServerMessage
 from streams import ClientThread, Lines, ServerThread, hosted_clients, make_config
 
-from fedopt_flwr import MessageError, RunConfig
+from fedopt_flwr import ConfigError, MessageError, RunConfig, RunError
 from fedopt_flwr.data import load_test_data
 from fedopt_flwr.engines.stream import ServerAddress, StreamClient
 from fedopt_flwr.engines.stream.parts import MOST_PARTS, parse
-from fedopt_flwr.engines.stream.protocol import CLAIM, CLAIM_KEY, SERVICE, Claim
+from fedopt_flwr.engines.stream.protocol import (
+    CLAIM,
+    CLAIM_KEY,
+    MODEL_KEY,
+    SERVICE,
+    Claim,
+)
 from fedopt_flwr.flower.messages import ROUND, encode
 from fedopt_flwr.rounds.record import RoundRecord
 from fedopt_flwr.run.experiment import Experiment
@@ -303,7 +310,7 @@ def empty_fact() -> bytes:
     ("messages", "text"),
     [
         ([instruction(), instruction(more_bytes=80_000)], "with this run's model has at most 7"),
-        ([instruction(more_bytes=1 << 20)], "set transport.max_message_mb to 2 or more on it"),
+        ([instruction(more_bytes=1 << 20)], "client said that it takes 1,048,576"),
         ([many_arrays()], f"it has more than {MOST_PARTS} parts"),
         ([empty_fact()], "what cannot be read: "),
         ([b"\xff\xfe\xfd"], "what cannot be read: DecodeError"),
@@ -324,3 +331,88 @@ def test_a_client_takes_no_more_of_a_server_than_its_model_needs_and_tries_again
         stream.stop()
         thread.join(10)
         assert not thread.is_alive()
+
+
+WIDE = {"model": {"name": "mlp", "options": {"hidden": [9000]}}}  # 5.4 MB down with padamfed
+WIDE_BYTES = 2 * 4 * (64 * 9000 + 9000 + 9000 * 10 + 10)
+
+
+def test_a_client_takes_large_messages_once_it_has_built_their_model(tmp_path: Path) -> None:
+    config = make_config(num_rounds=2) | WIDE
+    with ServerThread(config) as server:
+        clients = hosted_clients(server, [0, 1, 2], tmp_path)
+        result = server.result()
+    for client in clients:
+        client.join()
+        assert WIDE_BYTES < client.stream._claim.takes < WIDE_BYTES + (80 << 10)
+        assert str(client.said).count("connected to") == 1
+        assert "next attempt" not in str(client.said)
+    assert [(record.round, record.clients) for record in result.rounds][-1] == (2, [0, 1, 2])
+    assert "refused" not in str(server.said)
+    assert "left" not in str(server.said).split("round 1")[0]
+
+
+def test_a_client_that_may_not_take_so_much_is_told_what_to_set(tmp_path: Path) -> None:
+    with ServerThread(make_config(start_timeout=2) | WIDE) as server:
+        own = RunConfig(**make_config())
+        said = Lines()
+        address = ServerAddress(f"localhost:{server.port}", None, 5, max_message_mb=5)
+        client = HostedClient(1, ClientHost(own, [1]), states_in(tmp_path))
+        with pytest.raises(
+            ConfigError, match=r"takes 5,242,880; set transport\.max_message_mb to 6"
+        ):
+            StreamClient(1, client, address, said).run()
+        assert "client 1: messages of this run have up to" in server.said.wait_for("refused")
+        with pytest.raises(RunError, match="missing 0, 1, 2"):
+            server.result()
+
+
+@contextlib.contextmanager
+def refusing_server(model: bytes) -> Iterator[ServerAddress]:
+    """Says that its messages are larger than any client takes, and which model they have."""
+
+    def join(answers: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.set_trailing_metadata(((MODEL_KEY, model),))
+        context.abort(grpc.StatusCode.OUT_OF_RANGE, "too small")
+        yield b""
+
+    handler = grpc.stream_stream_rpc_method_handler(join)
+    server = grpc.server(
+        futures.ThreadPoolExecutor(2),
+        handlers=(grpc.method_handlers_generic_handler(SERVICE, {"Join": handler}),),
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield ServerAddress(f"127.0.0.1:{port}", None, 5)
+    server.stop(None).wait()
+
+
+def announced(**changes: Any) -> bytes:
+    config = RunConfig(**make_config())
+    own = Experiment(config, data=load_test_data(config)).template().to_config()
+    own |= {"fedopt.algorithm": "fedavg"} | {f"fedopt.{k}": v for k, v in changes.items()}
+    return json.dumps(own).encode()
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (announced(), "refuses it: too small"),  # whatever the server says of sizes
+        (announced(model_options='{"hidden": [40000, 40000]}', model="mlp"), "limits: the server"),
+        (announced(model="evil:make"), "this client is configured with 'logistic'"),
+        (announced(algorithm="evil:make"), "instruction.algorithm: unknown 'evil:make'"),
+        (announced(threads="2"), "instruction: threads: got '2'"),
+        (b"{}", "instruction: lacks"),
+        (b"[" * 50_000, "this run cannot be joined: RecursionError"),
+        (b"\xff", "this run cannot be joined: UnicodeDecodeError"),
+        (b"7", "this run cannot be joined"),
+    ],
+)
+def test_a_client_believes_its_own_model_alone_about_sizes(
+    tmp_path: Path, model: bytes, text: str
+) -> None:
+    config = RunConfig(**make_config() | {"limits": {"parameters": 100_000}})
+    client = HostedClient(0, ClientHost(config, [0]), states_in(tmp_path))
+    with refusing_server(model) as address, pytest.raises(ConfigError) as caught:
+        StreamClient(0, client, address, Lines()).run()
+    assert text in str(caught.value)

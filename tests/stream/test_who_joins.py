@@ -112,10 +112,11 @@ BAD_CLAIMS = {
     "a huge number": (b'{"client_id": ' + b"9" * 4000 + b"}", "client_id: got 999"),
     "no id": (b'{"instance": "x"}', "client_id: got None"),
     "a long token": (json.dumps({"client_id": 1, "token": "x" * 99}).encode(), "token: got"),
+    "no size": (b'{"client_id": 1, "takes": 0}', "takes: got 0"),
     "another kind of token": (b'{"client_id": 1, "token": 7}', "token: got 7"),
     "the future": (
-        b'{"protocol": 3, "package": "9.1\\n", "who": 1}',
-        f"speaks protocol 3 (fedopt-flwr 9.1\\n) and the server protocol {PROTOCOL} (fedopt-flwr ",
+        b'{"protocol": 99, "package": "9.1\\n", "who": 1}',
+        f"speaks protocol 99 (fedopt-flwr 9.1\\n) and the server protocol {PROTOCOL} (fedopt-flwr ",
     ),
     "a version of another kind": (b'{"protocol": true, "client_id": 1}', "protocol True"),
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .client import ServerAddress, StreamClient
+from .address import ServerAddress
+from .client import StreamClient
 from .connections import Connections
 from .health import answering_health
 from .protocol import JOIN_TOKEN, PACKAGE

@@ -7,6 +7,7 @@ fix: a refused id or certificate.
 
 from __future__ import annotations
 
+import json
 import logging
 import queue
 import random
@@ -15,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -41,6 +42,7 @@ from ...errors import ConfigError, FedoptError, MessageError, RunError
 from ...flower.messages import ROUND, repeated, to_arrays
 from ...problems import foreign_text
 from ...randomness import derive
+from .address import ServerAddress
 from .connections import Connections
 from .parts import parse
 from .protocol import (
@@ -50,13 +52,13 @@ from .protocol import (
     LARGEST_REPLY_KEY,
     LONGEST_PAUSE_SECONDS,
     MIB,
+    MODEL_KEY,
     RUN_IS_OVER,
     SERVICE,
+    UNKNOWN_MODEL_BYTES,
     Claim,
-    channel_options,
-    proxy_for,
 )
-from .tls import ClientTls, explain
+from .tls import explain
 
 _FIRST_PAUSE_SECONDS = 0.5
 _TOLERATED_PING_SECONDS = 330.0  # gRPC's servers allow one in 300 s, unless told otherwise
@@ -72,33 +74,11 @@ _LOG = logging.getLogger(__name__)
 _OK = Status(Code.OK, "")
 
 
-@dataclass(frozen=True)
-class ServerAddress:
-    """Where the server is and how to speak to it; `tls` None is plain text.
-
-    `proxy` is http://host:port, and counts only for an address outside this machine. A message of
-    more than `max_message_mb` MiB is refused. `token` is what a server demands that `fedopt launch`
-    started.
-    """
-
-    address: str
-    tls: ClientTls | None
-    keep_alive_seconds: float
-    proxy: str | None = None
-    max_message_mb: int = 512  # of a message from the server
-    token: str = field(default="", repr=False)
-
-    @property
-    def proxy_in_use(self) -> str | None:
-        return proxy_for(self.address, self.proxy)
-
-    def __str__(self) -> str:
-        proxy = self.proxy_in_use
-        return self.address if proxy is None else f"{self.address} through the proxy {proxy}"
-
-
 class StreamClient:
-    """Serves one client id until the server sends it home or `stop` is called."""
+    """Serves one client id until the server sends it home or `stop` is called.
+
+    A Flower client without `bytes_of_instructions` has no part in runs of large messages.
+    """
 
     def __init__(
         self,
@@ -120,7 +100,8 @@ class StreamClient:
         self._own_error: FedoptError | None = None
         self._ping_seconds = server.keep_alive_seconds / 2
         self._largest_reply = LARGEST_MESSAGE  # bytes that the server takes
-        self._claim = Claim(client_id, uuid.uuid4().hex, server.token)
+        takes = min(UNKNOWN_MODEL_BYTES, server.max_message_mb * MIB)
+        self._claim = Claim(client_id, uuid.uuid4().hex, server.token, takes=takes)
 
     def stop(self) -> None:
         """Leave at once; a training that is under way ends unheard."""
@@ -142,6 +123,8 @@ class StreamClient:
                 if error.code() == RUN_IS_OVER:
                     self._say(foreign_text(error.details()))
                     return
+                if self._takes_more(error):
+                    continue
                 reason = self._reason(error)
                 self._ping_less(error)
             except MessageError as error:
@@ -176,14 +159,7 @@ class StreamClient:
 
     def _open_channel(self) -> grpc.Channel:
         server = self._server
-        largest = server.max_message_mb * MIB
-        options = channel_options(server.keep_alive_seconds, largest, self._ping_seconds)
-        proxy = server.proxy_in_use
-        # by itself gRPC would obey http_proxy and the like, which are often set for a browser and
-        # end at a proxy that lets no stream through
-        options.append(("grpc.enable_http_proxy", int(proxy is not None)))
-        if proxy is not None:
-            options.append(("grpc.http_proxy", proxy))
+        options = server.channel_options(self._claim.takes, self._ping_seconds)
         if server.tls is None:
             return grpc.insecure_channel(server.address, options)
         try:
@@ -279,6 +255,28 @@ class StreamClient:
         self._say(f"round {foreign_text(asked.get(ROUND))}: {outcome}")
         return ClientMessage(fit_res=reply)
 
+    def _takes_more(self, error: grpc.RpcError) -> bool:
+        """Build the model of a run whose messages are too large for a client that knows none;
+        return whether another attempt is of use now. Another size is never believed."""
+        told = dict(error.trailing_metadata() or ()).get(MODEL_KEY)
+        measure = getattr(self._client, "bytes_of_instructions", None)
+        if told is None or measure is None:
+            return False
+        try:
+            needed = measure(json.loads(told))
+        except Exception as problem:  # of the server's words, or of anyone's code
+            kind = "" if isinstance(problem, FedoptError) else f"{type(problem).__name__}: "
+            text = foreign_text(f"{kind}{problem}")
+            raise ConfigError(f"{self._who}: this run cannot be joined: {text}") from problem
+        before = self._claim.takes
+        takes = min(needed + _SLACK_BYTES, self._server.max_message_mb * MIB)
+        self._claim = replace(self._claim, takes=max(takes, before))
+        return bool(takes > before)
+
+    @property
+    def _who(self) -> str:
+        return f"client {self._client_id}: the server at {self._server}"
+
     def _reason(self, error: grpc.RpcError) -> str:
         """Say why a stream was lost; raise where coming back is of no use."""
         code = error.code()
@@ -288,24 +286,23 @@ class StreamClient:
             return self._too_large(int(too_large[1]), int(too_large[2]), details)
         if code == grpc.StatusCode.CANCELLED:
             return "the server hung up, as it does where an answer takes too long"
-        who = f"client {self._client_id}: the server at {self._server}"
         if code in _FINAL:
-            raise ConfigError(f"{who} refuses it: {foreign_text(details)}")
+            raise ConfigError(f"{self._who} refuses it: {foreign_text(details)}")
         if code == grpc.StatusCode.UNAVAILABLE and not self._was_connected:
             problem = explain(self._server.address, self._server.tls, self._server.proxy_in_use)
             if problem is not None:
-                raise ConfigError(f"{who} cannot be used: {problem}")
+                raise ConfigError(f"{self._who} cannot be used: {problem}")
         cause = details.partition("\n")[0].rpartition("last error: ")[2]
         proxy = self._server.proxy_in_use
         way = f" (through the proxy {proxy})" if proxy and not self._was_connected else ""
         return f"{code.name.lower().replace('_', ' ')}: {foreign_text(cause)}{way}"
 
     def _too_large(self, size: int, limit: int, details: str) -> str:
-        if limit != self._server.max_message_mb * MIB or details.startswith("SERVER"):
+        if limit != self._claim.takes or details.startswith("SERVER"):
             return f"its reply was too large: {size:,} bytes; the server takes {limit:,}"
         return (
-            f"the server's message is too large: {size:,} bytes; this client takes {limit:,}; set "
-            f"transport.max_message_mb to {-(-size // MIB)} or more on it"
+            f"the server's message is too large: {size:,} bytes; this client said that it takes "
+            f"{limit:,}"
         )
 
     def _ping_less(self, error: grpc.RpcError) -> None:

@@ -19,10 +19,19 @@ from ...config.run_config import RunConfig
 from ...errors import RunError
 from ...flower.members import Members
 from ...problems import foreign_text
-from .protocol import CLAIM_KEY, LONGEST_PAUSE_SECONDS, RUN_IS_OVER, Claim, read_claim
+from .protocol import (
+    CLAIM_KEY,
+    LONGEST_PAUSE_SECONDS,
+    MIB,
+    RUN_IS_OVER,
+    UNKNOWN_MODEL_BYTES,
+    Claim,
+    read_claim,
+)
 from .proxy import Seat, StreamProxy
 from .revoked import REVOKED, RevokedList, peer_certificate
 from .roster import Roster
+from .tls import ServerTls
 
 _FAREWELL_SECONDS = 5.0
 _POLL_SECONDS = 0.1
@@ -38,10 +47,22 @@ class Refused(Exception):
         super().__init__(reason)
         self.code = code
         self.for_log = f"{reason} ({details})" if details else reason
+        self.is_expected = code == RUN_IS_OVER  # and so not logged
+
+
+class TakesTooLittle(Refused):
+    """The caller returns once it has built the model, and so knows how large messages may be."""
+
+    def __init__(self, reason: str, *, knows_no_model: bool) -> None:
+        super().__init__(grpc.StatusCode.OUT_OF_RANGE, reason)
+        self.is_expected = knows_no_model
 
 
 class Desk(SimpleClientManager):
-    """Lets clients in. Flower sees a client only once it has said who it is and what it holds."""
+    """Lets clients in. Flower sees a client only once it has said who it is and what it holds.
+
+    Its clients must take messages of `largest` bytes.
+    """
 
     def __init__(
         self,
@@ -49,16 +70,19 @@ class Desk(SimpleClientManager):
         roster: Roster,
         members: Members,
         *,
-        certified: bool,
-        revoked: RevokedList | None,
+        largest: int,
+        tls: ServerTls | None,
         token: str,
     ) -> None:
         super().__init__()
+        self._largest = largest
         self._federation = config.federation
         self._keep_alive = config.transport.keep_alive_seconds
         self._roster = roster
-        self._certified = certified
-        self._revoked = revoked
+        self._certified = tls is not None and tls.client_ca is not None
+        self._revoked: RevokedList | None = None
+        if tls is not None and tls.client_ca is not None and tls.revoked is not None:
+            self._revoked = RevokedList(tls.revoked, tls.client_ca, roster.refused)
         self._token = token
         self._members = members
         self._lock_seats = threading.Lock()
@@ -81,6 +105,7 @@ class Desk(SimpleClientManager):
             self.free(earlier)
         with self._lock_seats:
             self._require_place(claim)
+            self._require_room(claim)
             seat = Seat(claim.client_id, context.peer(), claim.instance, serial)
             self._seats[claim.client_id] = seat
             self._waiting.pop(claim.who, None)
@@ -160,6 +185,16 @@ class Desk(SimpleClientManager):
             details = f"by {[*self._seats]}"
             reason = f"{who}: all {count} places are taken"
             raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, details)
+
+    def _require_room(self, claim: Claim) -> None:
+        """Send away who could not read this run's messages; it returns once it can."""
+        if claim.takes < self._largest:
+            reason = (
+                f"client {claim.client_id}: messages of this run have up to {self._largest:,} "
+                f"bytes; it takes {claim.takes:,}; set transport.max_message_mb to "
+                f"{-(-self._largest // MIB)} or more on it, or give it the server's model"
+            )
+            raise TakesTooLittle(reason, knows_no_model=claim.takes == UNKNOWN_MODEL_BYTES)
 
     def _note_waiting(self, who: tuple[ClientId, str]) -> None:
         """Remember who will ask again, the oldest first, and forget the oldest in time."""

@@ -1,9 +1,7 @@
-"""What both ends of a gRPC stream agree on, and how a client reaches the server."""
+"""What both ends of a gRPC stream agree on."""
 
 from __future__ import annotations
 
-import ipaddress
-import os
 from importlib.metadata import version
 from typing import Annotated
 
@@ -18,16 +16,19 @@ from ...config.client_ids import is_name
 from ...problems import foreign_text
 
 SERVICE = transport_pb2.DESCRIPTOR.services_by_name["FlowerService"].full_name
-PROTOCOL = 2  # raised when one end no longer understands what the other sends
+PROTOCOL = 3  # raised when one end no longer understands what the other sends
 PACKAGE = version("fedopt-flwr")
 JOIN_TOKEN = "FEDOPT_JOIN_TOKEN"  # the variable of the environment that holds it
 CLAIM_KEY = "fedopt-claim-bin"  # metadata of a Join call
 _LONGEST_CLAIM = 4096  # bytes
 LARGEST_REPLY_KEY = "fedopt-largest-reply"  # metadata of its answer: bytes that the server takes
+MODEL_KEY = "fedopt-model-bin"  # metadata of a refusal: an instruction, from which the size follows
+_LARGEST_METADATA = 128 << 10  # bytes; a model's options have up to 16 Ki characters
 RUN_IS_OVER = grpc.StatusCode.FAILED_PRECONDITION  # ends a stream whose client may go home
 LONGEST_PAUSE_SECONDS = 10.0  # of a client before its next attempt, give or take half
 MIB = 1 << 20
 LARGEST_MESSAGE = 2**31 - 1  # bytes; gRPC's own limit
+UNKNOWN_MODEL_BYTES = 4 * MIB  # of a message to a client that knows no model yet
 
 
 def _name(text: str) -> str:
@@ -45,7 +46,8 @@ class Claim:
     """Who a client says it is when it opens a stream.
 
     `instance` stays the same for one process's client over all its connections, and no other's.
-    `token` is what `fedopt launch` gave to its own clients.
+    `token` is what `fedopt launch` gave to its own clients. `takes` is how large a message it
+    reads, in bytes.
     """
 
     client_id: _Number | Annotated[StrictStr, AfterValidator(_name)]
@@ -53,6 +55,7 @@ class Claim:
     token: _Word = ""
     protocol: StrictInt = PROTOCOL
     package: _Word = PACKAGE
+    takes: Annotated[StrictInt, Field(ge=1, le=LARGEST_MESSAGE)] = LARGEST_MESSAGE
 
     @property
     def who(self) -> tuple[ClientId, str]:
@@ -86,7 +89,8 @@ def read_claim(contents: bytes) -> Claim:
         got = foreign_text(repr(said.get(field)), 80)
         raise ValueError(
             f"{foreign_text(field, 20)}: got {got}; ids are whole numbers, or names of 1 to 64 "
-            "printable characters; other texts have at most 64 characters"
+            "printable characters; other texts have at most 64 characters, and takes is a number "
+            "of bytes"
         ) from None
 
 
@@ -104,6 +108,8 @@ def channel_options(
     return [
         ("grpc.max_receive_message_length", largest_received),
         ("grpc.max_send_message_length", LARGEST_MESSAGE),
+        ("grpc.max_metadata_size", _LARGEST_METADATA),
+        ("grpc.absolute_max_metadata_size", _LARGEST_METADATA),
         ("grpc.keepalive_time_ms", pause),
         ("grpc.keepalive_timeout_ms", half),
         ("grpc.http2.ping_timeout_ms", half),  # of which gRPC waits a minute otherwise
@@ -112,23 +118,3 @@ def channel_options(
         ("grpc.http2.min_ping_interval_without_data_ms", min(half, 1000)),
         ("grpc.so_reuseport", 0),
     ]
-
-
-def proxy_for(address: str, proxy: str | None) -> str | None:
-    """Return the proxy to reach `address` through: never one for this machine or for a host that
-    the environment variable no_proxy names."""
-    host = address.rpartition(":")[0].strip("[]")
-    given = [os.environ[name] for name in ("no_grpc_proxy", "no_proxy") if os.environ.get(name)]
-    exempt = [entry.strip() for entry in given[0].split(",")] if given else []  # as gRPC reads it
-    if _is_loopback(host) or any(entry and host.endswith(entry) for entry in exempt):
-        return None
-    return proxy
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return host.rstrip(".").lower().rpartition(".")[2] == "localhost"
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return ip.is_loopback or ip.is_unspecified

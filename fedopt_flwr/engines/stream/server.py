@@ -8,6 +8,7 @@ that vanished, arrays serialised once a round, as many requests at a time as the
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -20,14 +21,14 @@ from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
 from ...config.run_config import RunConfig
 from ...errors import ConfigError, Terminated
 from ...flower import FederatedStrategy
-from ...flower.sizes import largest_reply
+from ...flower.sizes import largest_instruction, largest_reply
 from ..common import LeanServer, intra_op_threads, quiet
-from .desk import Desk, Refused
+from .desk import Desk, Refused, TakesTooLittle
 from .health import open_health_handler
 from .patience import Patience
-from .protocol import LARGEST_REPLY_KEY, MIB, RUN_IS_OVER, SERVICE, channel_options
+from .protocol import LARGEST_REPLY_KEY, MIB, MODEL_KEY, RUN_IS_OVER, SERVICE, channel_options
 from .proxy import Letter, Seat, SharedArrays, StreamProxy
-from .revoked import REVOKED, RevokedList
+from .revoked import REVOKED
 from .roster import Roster
 from .system import allow_many_files
 from .tls import ServerTls
@@ -57,16 +58,21 @@ def run_on_streams(
     certificate cannot be used, and what Flower's loop raises. Whatever ends the run, no stream
     stays open.
     """
-    certified = tls is not None and tls.client_ca is not None
-    revoked = None
-    if tls is not None and tls.client_ca is not None and tls.revoked is not None:
-        revoked = RevokedList(tls.revoked, tls.client_ca, roster.refused)
-    desk = Desk(config, roster, strategy.members, certified=certified, revoked=revoked, token=token)
+    with_buffers = config.federation.buffers == "average"
+    desk = Desk(
+        config,
+        roster,
+        strategy.members,
+        largest=largest_instruction(strategy.rule, strategy.model, with_buffers=with_buffers),
+        tls=tls,
+        token=token,
+    )
     patience = Patience(config.federation, roster.waiting)
     largest = largest_reply(strategy.rule, strategy.model, config) + _SLACK_BYTES
     largest = min(largest, config.transport.max_message_mb * MIB)
     allow_many_files()
-    servicer = _Servicer(desk, roster, patience, largest)
+    model = json.dumps(strategy.announcement().to_config()).encode()
+    servicer = _Servicer(desk, roster, patience, largest, model)
     server, port = _listen(servicer, roster, config, address, tls, largest)
     with _stopping_on_signals(desk), patience.watching():
         server.start()
@@ -145,18 +151,23 @@ def _listen(
 class _Servicer:
     """Flower's servicer behind the desk."""
 
-    def __init__(self, desk: Desk, roster: Roster, patience: Patience, largest: int) -> None:
+    def __init__(
+        self, desk: Desk, roster: Roster, patience: Patience, largest: int, model: bytes
+    ) -> None:
         self._desk = desk
         self._roster = roster
         self._patience = patience
         self._largest = largest  # bytes of a reply
+        self._model = model  # an instruction, as JSON
         self._arrays = SharedArrays()
 
     def join(self, messages: Iterator[Letter], context: grpc.ServicerContext) -> Iterator[Letter]:
         try:
             seat = self._desk.seat(context)
         except Refused as refusal:
-            if refusal.code != RUN_IS_OVER:
+            if isinstance(refusal, TakesTooLittle):
+                context.set_trailing_metadata(((MODEL_KEY, self._model),))
+            if not refusal.is_expected:
                 self._roster.refused(context.peer(), refusal.for_log)
             context.abort(refusal.code, str(refusal))
         seat.hang_up = context.cancel
