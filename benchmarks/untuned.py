@@ -1,16 +1,22 @@
 """Rules without a rate against the best rate of a grid: final accuracy, mean over seeds 0 to 2.
 
-    FEDOPT_DATA=/path/to/data python benchmarks/untuned.py [--tasks digits-50] [--rules autofed]
+    FEDOPT_DATA=/path/to/data python benchmarks/untuned.py [--tasks digits-50] [--plot FILE]
+    FEDOPT_DATA=/path/to/data python benchmarks/untuned.py --steady digits-50
 
 The grids of fedavg, scaffold_m and fedadam run on seed 0; the best point of each then on seeds 1
 and 2. Cells that are finished stand in untuned.json beside this file and are not run again: remove
-those of a rule whose arithmetic changed. Without anything left to run it prints the table.
+those of a rule whose arithmetic changed. Without anything left to run it prints accuracies, and
+in brackets the best point of a grid, or the share of the best tuned rule.
+
+--steady tries autofed on digits-50 or mnist-mlp with few and many rounds, small and large batches,
+few and all clients, beside the best fedavg there, all on seed 0.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 import warnings
 from itertools import product
@@ -18,16 +24,33 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
 from fedopt_flwr import RunConfig, simulate
 
 CELLS = Path(__file__).with_suffix(".json")
 SEEDS = (0, 1, 2)
 RATES = [0.02, 0.05, 0.1, 0.2, 0.4]
-GRIDS: dict[str, dict[str, list[float]]] = {
-    "fedavg": {"client_learning_rate": RATES},
-    "scaffold_m": {"client_learning_rate": RATES},
-    "fedadam": {"client_learning_rate": [0.05, 0.1], "server_learning_rate": [0.003, 0.01, 0.03]},
+SERVER_RATES = [0.003, 0.01, 0.03]
+RATES_OF = {  # where those are too short
+    "digits-50": [*RATES, 0.8, 1.6, 3.2],
+    "digits-500": [*RATES, 0.8, 1.6, 3.2],
+    "shakespeare": [0.5, 1, 2, 4, 8],
+    "newsgroups": [10, 20, 40, 80, 160],
 }
+SERVER_RATES_OF = {"newsgroups": [0.01, 0.03, 0.1]}
+
+
+def grids(task: str) -> dict[str, dict[str, list[float]]]:
+    """Return the points that each tuned rule is tried at, by its fields."""
+    rates = RATES_OF.get(task, RATES)
+    server_rates = SERVER_RATES_OF.get(task, SERVER_RATES)
+    adam = {"client_learning_rate": rates[1:3], "server_learning_rate": server_rates}
+    one = {"client_learning_rate": rates}
+    return {"fedavg": one, "scaffold_m": one, "fedadam": adam}
+
+
 UNTUNED = ("padamfed", "padamfed_dog", "autofed", "fedsps", "delta_sgd")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -49,13 +72,45 @@ def synthetic() -> RunConfig:
     )
 
 
+def own(data: str, num_clients: int, model: str, partition: dict[str, Any]) -> RunConfig:
+    """A task with data of untuned_data.py."""
+    return RunConfig(
+        federation={"num_clients": num_clients, "clients_per_round": 10, "num_rounds": 100},
+        training={"local_steps": 10, "batch_size": 32, "device": "cpu"},
+        data={"name": f"untuned_data:{data}", "partition": partition},
+        model={"name": model},
+    ).looking_in(Path(__file__).parent)
+
+
 TASKS = {
     "digits-50": lambda: digits(50),
     "digits-500": lambda: digits(500),
     "synthetic": synthetic,
     "mnist-mlp": lambda: RunConfig.from_file(EXAMPLES / "mnist.toml"),
     "mnist-cnn": lambda: RunConfig.from_file(EXAMPLES / "mnist_cnn.toml"),
+    "cifar10-cnn": lambda: own("cifar", 100, "cnn", {"concentration": 0.5}),
+    "shakespeare": lambda: own("shakespeare", 100, "untuned_data:NextCharacter", {}),
+    "newsgroups": lambda: own("newsgroups", 100, "logistic", {"concentration": 0.3}),
 }
+STEADY = {
+    f"{base} T={rounds} B={batch} S={sampled or 'N'}": (base, rounds, batch, sampled)
+    for base in ("digits-50", "mnist-mlp")
+    for sampled in (2, None)
+    for rounds in (50, 200, 1000)
+    for batch in (4, 64)
+}
+
+
+def steady(base: str, num_rounds: int, batch_size: int, sampled: int | None) -> RunConfig:
+    """A task with other rounds, batches and clients a round, which is evaluated ten times."""
+    config = TASKS[base]()
+    values = {
+        "federation.num_rounds": num_rounds,
+        "federation.clients_per_round": sampled or config.federation.num_clients,
+        "training.batch_size": batch_size,
+        "output.evaluate_every": num_rounds // 10,
+    }
+    return config.with_values(values)
 
 
 class Cells:
@@ -63,15 +118,21 @@ class Cells:
 
     def __init__(self) -> None:
         self.known: dict[str, dict[str, float]] = {}
+        self._read()
+
+    def _read(self) -> None:
+        """Take what is in the file, where another process may have written meanwhile."""
         if CELLS.exists():
-            self.known = json.loads(CELLS.read_text(encoding="utf-8"))
+            self.known |= json.loads(CELLS.read_text(encoding="utf-8"))
 
     def accuracy(self, task: str, rule: str, rates: dict[str, float], seed: int) -> float:
-        """Return the accuracy after the last round, 0 where the run failed or diverged."""
+        """Return the accuracy after the last round, 0 where a test loss was not finite."""
         label = ", ".join([rule, *(f"{name}={value}" for name, value in rates.items())])
         key = f"{task} | {label} | {seed}"
         if key not in self.known:
-            self.known[key] = _run(TASKS[task](), rule, rates, seed)
+            config = steady(*STEADY[task]) if task in STEADY else TASKS[task]()
+            self.known[key] = _run(config, rule, rates, seed)
+            self._read()
             order = dict(sorted(self.known.items()))
             CELLS.write_text(json.dumps(order, indent=1) + "\n", encoding="utf-8")
             print(key, self.known[key], flush=True)
@@ -79,45 +140,103 @@ class Cells:
 
 
 def _run(base: RunConfig, rule: str, rates: dict[str, float], seed: int) -> dict[str, float]:
-    values: dict[str, Any] = {"federation.seed": seed, "output.evaluate_every": 1_000_000}
+    values: dict[str, Any] = {"federation.seed": seed}
+    if base.output.evaluate_every == 1:
+        values["output.evaluate_every"] = 1_000_000
     values |= {f"algorithm.{name}": value for name, value in rates.items()}
     started = time.monotonic()
-    last = simulate(base.for_rule(rule).with_values(values)).rounds[-1]
-    found = 0.0 if last.test_accuracy is None else last.test_accuracy
+    records = simulate(base.for_rule(rule).with_values(values)).rounds
+    losses = [record.test_loss for record in records if record.test_loss is not None]
+    last = records[-1].test_accuracy
+    found = last if last is not None and all(map(math.isfinite, losses)) else 0.0
     return {"accuracy": round(found, 4), "seconds": round(time.monotonic() - started, 1)}
 
 
 def tuned(cells: Cells, task: str, rule: str) -> tuple[float, str]:
     """Return the mean accuracy of a rule's best point, and that point."""
-    grid = GRIDS[rule]
+    grid = grids(task)[rule]
     points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
     best = max(points, key=lambda rates: cells.accuracy(task, rule, rates, SEEDS[0]))
     mean_of_best = mean(cells.accuracy(task, rule, best, seed) for seed in SEEDS)
     return mean_of_best, "/".join(map(str, best.values()))
 
 
+def print_steady(cells: Cells, base: str) -> None:
+    """Print how autofed ends beside the best fedavg, for every size of rounds, batches, cohorts."""
+    for task in (name for name in STEADY if name.startswith(base)):
+        rates = RATES if base == "digits-50" else RATES[2:4]
+        best = max(cells.accuracy(task, "fedavg", {"client_learning_rate": r}, 0) for r in rates)
+        found = cells.accuracy(task, "autofed", {}, 0)
+        print(f"| {task} | {best:.4f} | {found:.4f} | {found / best:.3f} |", flush=True)
+
+
+def plot(shares: dict[str, dict[str, float]], path: Path) -> None:
+    """Draw each untuned rule's share of the best tuned accuracy, task by task."""
+    lowest = 0.8
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(1.0, color="black", linewidth=1)
+    for number, rule in enumerate(UNTUNED):
+        found = [by_rule[rule] for by_rule in shares.values()]
+        places = [task + (number - len(UNTUNED) / 2 + 0.5) * 0.13 for task in range(len(found))]
+        color, is_ours = colormaps["tab10"](number), rule == "autofed"
+        size = 9 if is_ours else 6
+        shown = [max(share, lowest) for share in found]
+        axes.plot(places, shown, "D" if is_ours else "o", color=color, label=rule, markersize=size)
+        for place, share in zip(places, found, strict=True):
+            if share < lowest:
+                axes.annotate(
+                    f"{share:.2f}",
+                    (place, lowest),
+                    (0, 7),
+                    fontsize=7,
+                    rotation=90,
+                    textcoords="offset points",
+                    ha="center",
+                    va="bottom",
+                )
+    axes.set_xticks(range(len(shares)), [task.replace("-", "\n", 1) for task in shares])
+    axes.set(ylabel="accuracy / best tuned accuracy", ylim=(lowest - 0.01, 1.03))
+    axes.set_title("Rules without a rate; 1: the best of fedavg, scaffold_m and fedadam, tuned")
+    axes.grid(alpha=0.3, axis="y")
+    figure.legend(loc="outside lower center", ncols=len(UNTUNED))
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
-    """Run what is missing and print a row for each rule of each task."""
+    """Run what is missing, print a column for each task, and draw them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--rules", default=",".join(UNTUNED))
+    parser.add_argument("--steady", choices=["digits-50", "mnist-mlp"])
+    parser.add_argument("--plot", type=Path)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     cells = Cells()
-    for task in given.tasks.split(","):
-        rows = {
-            f"{rule} ({point})": value
-            for rule in GRIDS
-            for value, point in [tuned(cells, task, rule)]
+    if given.steady:
+        print_steady(cells, given.steady)
+        return
+    tasks = given.tasks.split(",")
+    best = {task: {rule: tuned(cells, task, rule) for rule in grids(task)} for task in tasks}
+    untuned = {
+        task: {
+            rule: mean(cells.accuracy(task, rule, {}, seed) for seed in SEEDS) for rule in UNTUNED
         }
-        bar = max(rows.values())
-        rows |= {
-            rule: mean(cells.accuracy(task, rule, {}, seed) for seed in SEEDS)
-            for rule in given.rules.split(",")
-        }
-        print(f"\n{task}: mean over seeds {SEEDS}, and the share of the best tuned rule")
-        for label, value in rows.items():
-            print(f"| `{label}` | {value:.4f} | {value / bar:.3f} |")
+        for task in tasks
+    }
+    bars = {task: max(value for value, _ in best[task].values()) for task in tasks}
+    shares = {
+        task: {rule: value / bars[task] for rule, value in untuned[task].items()} for task in tasks
+    }
+    print("| rule |", " | ".join(tasks), "|")
+    print("|---|" + "---|" * len(tasks))
+    for rule in grids(tasks[0]):
+        row = [f"{value:.4f} ({point})" for value, point in (best[task][rule] for task in tasks)]
+        print(f"| `{rule}`, tuned |", " | ".join(row), "|")
+    for rule in UNTUNED:
+        row = [f"{untuned[task][rule]:.4f} ({shares[task][rule]:.3f})" for task in tasks]
+        print(f"| `{rule}` |", " | ".join(row), "|")
+    if given.plot:
+        plot(shares, given.plot)
 
 
 if __name__ == "__main__":

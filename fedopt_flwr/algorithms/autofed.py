@@ -10,7 +10,8 @@ p = −⟨G, m⟩/‖m‖ is above 0.3 of the largest so far, and the cosine p/�
 The first other round ends it, or one whose loss is twice that at x⁰, then with γ of two rounds
 before; any later such round halves γ. From the end on U = 3‖g‖/‖ḡ‖, ḡ = Δ̄/γ, and γ is 3 times as
 long, so that γ/(KU) is the rate which that round had and only directions three times as long are
-cut. Half of the remaining rounds it stays, then it falls to 0 in a line.
+cut. Half of the remaining rounds it stays, then it falls to 0 in a line, if `decays`; without that
+nothing depends on T.
 Taken from `padamfed`: both halves; the lengths alone are its own.
 Defaults: β = 0.2 and the numbers above. Nothing to tune.
 γ, U and the last slope stand in every record, `ramp_end` once it is known.
@@ -52,6 +53,7 @@ class AutoFed(GradientVariateRule):
         0.3, ge=0, lt=1, description="share of the largest slope, and cosine, that ends the ramp"
     )
     slack: float = Field(3.0, ge=1, description="how much longer than usual a direction may be")
+    decays: bool = Field(True, description="γ falls to 0 by round T; false where no end is known")
     local_step: float | None = Field(None, gt=0, title="γ/K", description="found in every round")
     norm_floor: float | None = Field(None, ge=0, title="U", description="found in every round")
     round_number: int | None = Field(None, ge=1, description="known in every round")
@@ -87,7 +89,7 @@ class AutoFed(GradientVariateRule):
             int(state["ramp_end"]),
             state.plan.num_rounds,
         )
-        if end:
+        if end and self.decays:
             gamma *= min(1.0, 2 * (horizon - number + 1) / (horizon - end))
         shown = {"gamma": gamma, **{n: float(state[n]) for n in ("norm_floor", "slope")}}
         return {**shown, "ramp_end": end} if end else shown

@@ -8,7 +8,15 @@ from __future__ import annotations
 import math
 
 import pytest
-from helpers import SOFTMAX_DATA, bowl, linear_model, on_slopes, on_toys, softmax_config
+from helpers import (
+    SOFTMAX_DATA,
+    Federation,
+    bowl,
+    linear_model,
+    on_slopes,
+    on_toys,
+    softmax_config,
+)
 from torch.nn import functional
 
 from fedopt_flwr import simulate
@@ -136,6 +144,18 @@ def test_autofed_ends_its_ramp_at_a_hopeless_loss_with_the_length_of_two_rounds_
     assert int(run.server["ramp_end"]) == 5
     assert float(run.server["step_length"]) == pytest.approx(3 * 0.04)
     assert float(run.server["norm_floor"]) == pytest.approx(3.0)
+
+
+def test_autofed_without_decay_does_not_know_when_the_run_ends() -> None:
+    ends = []
+    for num_rounds in (20, 40):
+        run = Federation(AutoFed(decays=False), [bowl([1.0])], [1.0], num_rounds=num_rounds)
+        for _ in range(20):
+            run.round([0])
+        assert int(run.server["ramp_end"]) == 8
+        assert run.rule.report(run.server, 20)["gamma"] == float(run.server["step_length"])
+        ends.append(run.x.tolist())
+    assert ends[0] == ends[1]
 
 
 def test_autofed_refuses_what_it_finds_itself() -> None:
