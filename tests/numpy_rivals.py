@@ -111,8 +111,13 @@ def delta_sgd(x: Vector, rounds: list[list[int]], p: Vector) -> Vector:
     return x
 
 
-def autofed(x: Vector, rounds: list[list[int]], p: Vector) -> Vector:
-    """A range test with unit directions, then directions cut at three times their usual length."""
+def autofed(
+    x: Vector, rounds: list[list[int]], p: Vector, share_of_slope: float = 0.3, by: float = 1.25
+) -> Vector:
+    """A range test with unit directions, then directions cut at three times their usual length, a
+    length that grows while training stays aligned and gets better, and a way back."""
+    first = p @ np.array([loss(i, x) for i in range(len(p))])
+    lowest, mean_loss, mean_cosine, grown = np.inf, np.nan, 0.0, 0
     beta, horizon, end, cut = 0.2, len(rounds), 0, 0.0
     length, steepest, moved = 0.01 * (1 + np.linalg.norm(x)), 0.0, np.zeros_like(x)
     own = gradients_at(x)
@@ -121,21 +126,34 @@ def autofed(x: Vector, rounds: list[list[int]], p: Vector) -> Vector:
     for t, sampled in enumerate(rounds):
         w = weights(p, sampled)
         left = min(1.0, 2 * (1 - (t - end) / (horizon - end))) if end else 1.0
-        total, seen = np.zeros_like(x), []
+        total, seen, now = np.zeros_like(x), [], 0.0
         for i, share in zip(sampled, w, strict=True):
             y, mean = x.copy(), np.zeros_like(x)
             for _ in range(K):
-                q = gradient(i, y)
+                q, now = gradient(i, y), now + share * loss(i, y) / K
                 u = beta * (q - own[i] + c) + (1 - beta) * g
                 y = y - length * left / K * u / max(np.linalg.norm(u), cut)
                 mean = mean + q / K
             total, seen = total + share * (y - x), [*seen, mean]
         fresh = c + w @ (np.array(seen) - own[sampled])
         g = beta * fresh + (1 - beta) * g
-        if not end and moved.any():
-            slope = -(fresh @ moved) / np.linalg.norm(moved)
+        slope = -(fresh @ moved) / np.linalg.norm(moved) if moved.any() else 0.0
+        if end:
+            mean_loss = now if np.isnan(mean_loss) else (1 - beta) * mean_loss + beta * now
+            mean_cosine = (1 - beta) * mean_cosine + beta * slope / np.linalg.norm(fresh)
+            lowest = min(lowest, mean_loss)
+            if grown > 0 and mean_loss > 1.2 * lowest:
+                length, grown = length / by ** (grown / 2), -1
+            elif (
+                grown >= 0
+                and t + 1 < (horizon + end) / 2
+                and min(mean_cosine, slope / np.linalg.norm(fresh)) > 0.15
+                and first / 4 < mean_loss == lowest
+            ):
+                length, grown = length * by, grown + 1
+        elif moved.any():
             steepest = max(steepest, slope)
-            if slope > 0.3 * steepest and slope / np.linalg.norm(fresh) > 0.3:
+            if slope > share_of_slope * max(steepest, np.linalg.norm(fresh)):
                 length = 2 * length
             else:
                 end, cut = t + 1, 3 * np.linalg.norm(g) / (np.linalg.norm(total) / length)
@@ -144,6 +162,7 @@ def autofed(x: Vector, rounds: list[list[int]], p: Vector) -> Vector:
         own[sampled] = seen
         x, moved = x + total, total
     assert end
+    assert by == 1.25 or grown
     return x
 
 
@@ -163,4 +182,9 @@ RIVALS: dict[str, tuple[str, Rule, dict[str, Any]]] = {
     ),
     "delta_sgd": ("delta_sgd", delta_sgd, {}),
     "autofed": ("autofed", autofed, {}),
+    "autofed-grows": (
+        "autofed",
+        partial(autofed, share_of_slope=0.9, by=1.5),
+        {"least_slope": 0.9, "later_growth": 1.5},
+    ),
 }

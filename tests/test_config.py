@@ -27,7 +27,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
     config = RunConfig()
     federation, training = config.federation, config.training
     assert (config.algorithm.name, config.data.name, config.model.name) == (
-        "padamfed",
+        "autofed",
         "digits",
         "mlp",
     )
@@ -137,7 +137,7 @@ def test_fields_that_do_not_fit_together_speak_up_beside_other_problems() -> Non
     ("setting", "remedy"),
     [
         ("training.batch_size=-1", "(allowed: >= 0 and <= 1000000000)*the default, 32"),
-        ("algorithm.momentum=1.5", "(allowed: >= 0 and <= 1); change it, or leave it out"),
+        ("algorithm.momentum=1.5", "(allowed: > 0 and <= 1); change it, or leave it out"),
         ("federation.sampler=all", "'clustered'; change it*the default, 'uniform'"),
         ("federation.num_clients=0", "change it, or leave it out for the default, 20"),
         ("rules.fedprox.proximal_strength=-1", "(allowed: >= 0)*the default, 0.01"),

@@ -1,4 +1,4 @@
-"""PAdaMFed in a Flower app of your own: your module, your data, your evaluation."""
+"""AutoFed in a Flower app of your own: your module, your data, your evaluation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedopt_flwr.clients import PAdaMFedClient
-from fedopt_flwr.strategies import PAdaMFed
+from fedopt_flwr.clients import AutoFedClient
+from fedopt_flwr.strategies import AutoFed
 
 CLIENTS, ROUNDS = 5, 20
 images, labels = load_digits(return_X_y=True)
@@ -27,7 +27,7 @@ def evaluate(server_round, arrays, config):
 
 
 def server_fn(context):
-    strategy = PAdaMFed(
+    strategy = AutoFed(
         model, num_clients=CLIENTS, clients_per_round=3, num_rounds=ROUNDS, evaluate_fn=evaluate
     )
     return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=ROUNDS))
@@ -35,7 +35,7 @@ def server_fn(context):
 
 def client_fn(context):
     own = slice(context.node_config["partition-id"], 1500, CLIENTS)
-    return PAdaMFedClient(model, TensorDataset(x[own], y[own]), context=context).to_client()
+    return AutoFedClient(model, TensorDataset(x[own], y[own]), context=context).to_client()
 
 
 server_app, client_app = ServerApp(server_fn=server_fn), ClientApp(client_fn=client_fn)

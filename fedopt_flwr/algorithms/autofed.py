@@ -10,8 +10,11 @@ p = −⟨G, m⟩/‖m‖ is above 0.3 of the largest so far, and the cosine p/�
 The first other round ends it, or one whose loss is twice that at x⁰, then with γ of two rounds
 before; any later such round halves γ. From the end on U = 3‖g‖/‖ḡ‖, ḡ = Δ̄/γ, and γ is 3 times as
 long, so that γ/(KU) is the rate which that round had and only directions three times as long are
-cut. Half of the remaining rounds it stays, then it falls to 0 in a line, if `decays`; without that
-nothing depends on T.
+cut. For half of the remaining rounds γ stays, but grows by a quarter in each round in which the
+cosine and its mean are above 0.15 and the mean loss, at its lowest so far, above a quarter of the
+first: the ground may be flatter than where the ramp ended. Once the mean loss is 1.2 times its
+lowest, half of these growths are taken back for good. Means have weight β for the newest.
+In the other half γ falls to 0 in a line, if `decays`; without that nothing depends on T.
 Taken from `padamfed`: both halves; the lengths alone are its own.
 Defaults: β = 0.2 and the numbers above. Nothing to tune.
 γ, U and the last slope stand in every record, `ramp_end` once it is known.
@@ -19,6 +22,7 @@ Defaults: β = 0.2 and the numbers above. Nothing to tune.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -32,8 +36,13 @@ from .padamfed import PAdaMFed
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SCALARS = ("step_length", "norm_floor", "slope", "largest_slope", "ramp_end", "first_loss")
+_SCALARS = (
+    *("step_length", "norm_floor", "slope", "largest_slope", "ramp_end", "first_loss"),
+    *("mean_cosine", "mean_loss", "lowest_loss", "num_growths"),  # since the ramp
+)
 _HOPELESS = 2.0  # times the loss at x⁰, which no length of any use leads to
+_WORSE = 1.2  # times the lowest mean loss: γ has grown too far
+_MOSTLY_DONE = 0.25  # of the loss at x⁰: what is left needs no other rate
 
 
 class AutoFed(GradientVariateRule):
@@ -41,7 +50,6 @@ class AutoFed(GradientVariateRule):
     PAdaMFed; γ doubles, with U = 0, while −⟨G, m⟩/‖m‖ stays large."""
 
     name: ClassVar[str] = "autofed"
-    experimental: ClassVar[bool] = True
     server_state: ClassVar[tuple[str, ...]] = (*PAdaMFed.server_state, "movement", *_SCALARS)
     broadcast_names: ClassVar[tuple[str, ...]] = PAdaMFed.broadcast_names
     upload_names: ClassVar[tuple[str, ...]] = ("delta", "control_variate_change")
@@ -51,6 +59,10 @@ class AutoFed(GradientVariateRule):
     growth: float = Field(2.0, gt=1, description="what γ is multiplied by in the ramp")
     least_slope: float = Field(
         0.3, ge=0, lt=1, description="share of the largest slope, and cosine, that ends the ramp"
+    )
+    later_growth: float = Field(1.25, ge=1, description="what γ is multiplied by after the ramp")
+    least_cosine: float = Field(
+        0.15, gt=0, lt=1, description="cosine, and mean cosine, that this needs"
     )
     slack: float = Field(3.0, ge=1, description="how much longer than usual a direction may be")
     decays: bool = Field(True, description="γ falls to 0 by round T; false where no end is known")
@@ -105,17 +117,19 @@ class AutoFed(GradientVariateRule):
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         loss, gamma = sum(r.weight * r.loss for r in replies), state["step_length"]
         first = float(state["first_loss"]) or loss
-        is_hopeless = not loss <= _HOPELESS * first
         following = self._half().server_update(state, replies)
         before, movement = state["movement"], following["model"] - state["model"]
         following = following.replace(movement=movement, first_loss=gamma.new_full((1,), first))
-        if int(state["ramp_end"]):
-            return following.replace(step_length=gamma / self.growth if is_hopeless else gamma)
         if not (bool(before.any()) and bool(movement.any())):
             return following
         changes = [(r.weight, r.upload["control_variate_change"]) for r in replies]
         fresh = weighted_sum(changes).add_(state["control_variate"])  # G
         slope = -(fresh @ before).reshape(1) / before.norm()  # p
+        is_hopeless = not loss <= _HOPELESS * first
+        if int(state["ramp_end"]):
+            if is_hopeless:
+                return following.replace(step_length=gamma / self.growth)
+            return self._after_ramp(following, loss, float(slope / fresh.norm()))
         largest = slope.maximum(state["largest_slope"])
         following = following.replace(slope=slope, largest_slope=largest)
         falls = bool(slope > self.least_slope * largest.maximum(fresh.norm()))
@@ -128,6 +142,26 @@ class AutoFed(GradientVariateRule):
             norm_floor=self.slack * floor,
             ramp_end=gamma.new_full((1,), self.round_number or 0),
         )
+
+    def _after_ramp(self, state: ServerState, loss: float, cosine: float) -> ServerState:
+        """Let γ grow while that pays, and take half of the growths back where it did not."""
+        gamma, grown = float(state["step_length"]), int(state["num_growths"])
+        mean_loss, mean_cosine = float(state["mean_loss"]) or loss, float(state["mean_cosine"])
+        mean_loss += self.momentum * (loss - mean_loss)
+        mean_cosine += self.momentum * (cosine - mean_cosine)
+        lowest = min(float(state["lowest_loss"]) or math.inf, mean_loss)
+        end, horizon = int(state["ramp_end"]), state.plan.num_rounds
+        may_grow = not self.decays or (self.round_number or 0) < (horizon + end) / 2
+        is_due = min(cosine, mean_cosine) > self.least_cosine
+        is_due = is_due and mean_loss > _MOSTLY_DONE * float(state["first_loss"])
+        if grown > 0 and mean_loss > _WORSE * lowest:
+            gamma, grown = gamma / self.later_growth ** (grown / 2), -1  # for good
+        elif grown >= 0 and may_grow and is_due and mean_loss == lowest:
+            gamma, grown = gamma * self.later_growth, grown + 1
+        found = (gamma, mean_loss, mean_cosine, lowest, grown)
+        names = ("step_length", "mean_loss", "mean_cosine", "lowest_loss", "num_growths")
+        values = {n: state[n].new_full((1,), v) for n, v in zip(names, found, strict=True)}
+        return state.replace(**values)
 
     def _half(self) -> PAdaMFed:
         return _Capped(

@@ -59,7 +59,7 @@ class AlgorithmSection(_Section):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = "padamfed"
+    name: str = "autofed"
 
     @property
     def hyperparameters(self) -> dict[str, Any]:

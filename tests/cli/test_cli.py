@@ -17,7 +17,8 @@ WIDE = ["--set", "model.options.hidden=[9000]"]
 
 
 def test_simulate_prints_header_and_rounds_and_writes_its_files(tmp_path: Path) -> None:
-    result = fedopt("simulate", "--set", "output.directory=out", *QUICK, cwd=tmp_path)
+    more = ("--algorithm", "padamfed", "--set", "output.directory=out")
+    result = fedopt("simulate", *more, *QUICK, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "digits, mlp with 610 parameters, 20 clients" in result.stdout
     assert "padamfed: " in result.stdout
@@ -224,7 +225,7 @@ def test_doctor_reports_and_its_code_says_whether_a_run_would_start(in_process: 
         "packages",
         "flwr 1.",
         "digits",
-        "padamfed on digits with mlp (15,010 parameters)",
+        "autofed on digits with mlp (15,010 parameters)",
     ):
         assert text in good.stdout
     bad = in_process("doctor", "--set", "data.name=mnist", "--set", "data.path=/nowhere")
@@ -369,7 +370,7 @@ def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
                 "--set",
                 "model.options.hidden=[9000]",
             ],
-            ["transport.max_message_mb: got 1; padamfed with", "set it to 6 or more"],
+            ["transport.max_message_mb: got 1; autofed with", "set it to 6 or more"],
         ),
         (["certs", "client", "0"], ["no authority in 'certs'", "run `fedopt certs init`"]),
         (["certs", "init", "--host", "ä"], ["--host: got 'ä'"]),

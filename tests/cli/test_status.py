@@ -32,7 +32,7 @@ def test_a_server_is_told_in_words(in_process: InProcess) -> None:
         ended = in_process("status", f"127.0.0.1:{port}")
     assert ended.returncode == 0
     found = {title: " ".join(text.split()) for title, text in rows(ended.stdout).items()}
-    assert found["info"] == "algorithm padamfed, version 0.1.0"
+    assert found["info"] == "algorithm autofed, version 0.1.0"
     assert (found["round"], found["rounds"]) == ("1", "50")
     assert found["clients"] == "connected 1, training 0, missing 19"
     assert (found["replies accepted"], found["replies refused"]) == ("1", "connection 1")

@@ -139,7 +139,7 @@ def test_clients_on_one_shared_module_train_as_if_each_had_its_own(
 
 
 def test_a_client_with_its_own_module_refuses_a_server_that_names_a_model() -> None:
-    config = RunConfig(federation=SIZES)
+    config = RunConfig(federation=SIZES, algorithm={"name": "padamfed"})
     experiment = Experiment(config, model=linear_model, data=from_datasets(DATA, None, config))
     strategy = FederatedStrategy(
         experiment.rule, experiment.model, config, template=experiment.template()

@@ -146,6 +146,31 @@ def test_autofed_ends_its_ramp_at_a_hopeless_loss_with_the_length_of_two_rounds_
     assert float(run.server["norm_floor"]) == pytest.approx(3.0)
 
 
+def test_autofed_grows_while_aligned_and_takes_half_back_where_it_gets_worse() -> None:
+    run = on_slopes(AutoFed(), [1.0], [[1.0]])
+    lengths, growths = [], []
+    for loss in (10, 10, 10, 10, 30, 9, 8, 19.5, 1, 1):
+        run.toys[0].constant = loss
+        run.round([0])
+        lengths.append(float(run.server["step_length"]))
+        growths.append(int(run.server["num_growths"]))
+    # its mean cosine is 0.2 in round 6, and half of rounds 6 to 10 are 6 and 7; in round 8 the mean
+    # loss is 0.2·19.5 and 0.8·8.8, more than 1.2·8.8
+    assert lengths[4:] == pytest.approx([0.12, 0.15, 0.1875, 0.15, 0.15, 0.15])
+    assert growths[4:] == [0, 1, 2, -1, -1, -1]
+
+
+@pytest.mark.parametrize(("losses", "why"), [((9, 9.5), "worse"), ((1.5, 1.4), "mostly done")])
+def test_autofed_does_not_grow_where_that_cannot_help(
+    losses: tuple[float, float], why: str
+) -> None:
+    run = on_slopes(AutoFed(), [1.0], [[1.0]])
+    for loss in (10, 10, 10, 10, 30, *losses):
+        run.toys[0].constant = loss
+        run.round([0])
+    assert int(run.server["num_growths"]) == (1 if why == "worse" else 0)
+
+
 def test_autofed_without_decay_does_not_know_when_the_run_ends() -> None:
     ends = []
     for num_rounds in (20, 40):

@@ -389,7 +389,7 @@ def test_another_class_of_a_rules_name_is_another_rule(tmp_path: Path) -> None:
         ({"model": {"options": {"act": nn.ReLU}}}, "model.options: got .*must hold text, numbers"),
         ({"data": {"options": {"q": None}}}, "data.options: got .*must hold text, numbers"),
         ({"model": {"name": "os:path"}}, "model.name: 'os:path' is no function or class"),
-        ({"algorithm": {"client_learning_rate": True}}, "client_learning_rate: got True"),
+        ({"algorithm": {"momentum": True}}, "algorithm.momentum: got True"),
         (
             {"model": {"name": "nope", "loss": "no"}},
             "model.loss: unknown 'no'(.|\\n)*model.name: unk",
