@@ -282,13 +282,15 @@ def stem(
     a: float = 0.3,
 ) -> Vector:
     u_bar = p @ gradients_at(x)
+    x = x - ETA * u_bar
     for sampled in rounds:
         y_mean, u_mean = np.zeros_like(x), np.zeros_like(x)
         for i, w in zip(sampled, weights(p, sampled), strict=True):
             y, u, y_before = x, u_bar, x + ETA * u_bar
-            for _ in range(K):
+            for k in range(K):
                 u = gradient(i, y) + (1 - a) * (u - gradient(i, y_before))
-                y_before, y = y, y - ETA * u
+                if k < K - 1:
+                    y_before, y = y, y - ETA * u
             y_mean += w * y
             u_mean += w * u
         u_bar = u_mean
@@ -393,12 +395,12 @@ REFERENCES: dict[str, tuple[str, Rule, dict[str, Any]]] = {
     "padamfed_vr-printed": (
         "padamfed_vr",
         partial(padamfed_vr, eta=ETA),
-        {"client_learning_rate": ETA},
+        {"client_learning_rate": ETA, "momentum_rule": "printed"},
     ),
     "padamfed_vr-printed-derived-eta": (
         "padamfed_vr",
         partial(padamfed_vr, eta_g=1.5),
-        {"server_learning_rate": 1.5},
+        {"server_learning_rate": 1.5, "momentum_rule": "printed"},
     ),
     "padamfed_vr-proved": (
         "padamfed_vr",
@@ -407,7 +409,6 @@ REFERENCES: dict[str, tuple[str, Rule, dict[str, Any]]] = {
             "client_learning_rate": 0.03,
             "server_learning_rate": 0.5,
             "momentum": 0.4,
-            "momentum_rule": "proved",
         },
     ),
     "padamfed_dog": ("padamfed_dog", padamfed_dog, {}),

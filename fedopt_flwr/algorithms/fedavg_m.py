@@ -6,6 +6,7 @@ Deviations: the paper analyses full participation; here S < N works too, as in F
 absolute server rate γ is η_g·η·K. Not to be confused with Hsu et al.'s server momentum, `fedavgm`.
 Taken from `fedavg`: the server's x, and both step sizes.
 Defaults: η = 0.05, β = 0.2 (the paper's MLP experiments), η_g = 1 (γ = ηK). β = 1 is FedAvg.
+The paper's ResNet experiments take g/β and η̂ = βη: their η̂ = 0.001 with β = 0.1 is η = 0.01 here.
 """
 
 from __future__ import annotations

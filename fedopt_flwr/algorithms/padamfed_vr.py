@@ -2,9 +2,9 @@
 
 Yan, Zhang, Wang, Cao: "Problem-Parameter-Free Federated Learning", ICLR 2025, Algorithm 1 with its
 lines for VR; step sizes from Theorem 2: η = 1/(KT), γ = β = (SK)^⅓/T^⅔.
-The preprint prints one line 16 for both rules, "printed" (the default). Its proof of Theorem 2
-takes the mean local direction instead, g ← Σ w_i ū_i with ū_i = (1/K) Σ_k u_k: "proved", with one
-more vector up.
+Both papers print one line 16 for both rules, "printed". The ICLR text says beside equation (2) that
+it means g = Σ_{i,k} g_i^{t,k}, and the proof of Theorem 2 begins there: g ← Σ w_i ū_i with
+ū_i = (1/K) Σ_k u_k, "proved" (the default), with one more vector up.
 Without normalisation "proved" is SCAFFOLD-M-VR; only it falls at the theorem's rate.
 Taken from `padamfed`: the step along u/‖u‖, the server's half and how the rates are derived.
 Deviations: those of `padamfed`; β is capped at 1 when T² < SK.
@@ -29,7 +29,7 @@ class PAdaMFedVR(PAdaMFed):
     server_state: ClassVar[tuple[str, ...]] = (*PAdaMFed.server_state, "previous_model")
     broadcast_names: ClassVar[tuple[str, ...]] = ("model", "previous_model", "direction")
     reduces_to = (
-        {"normalize": False, "momentum": 0.4, "momentum_rule": "proved"},
+        {"normalize": False, "momentum": 0.4},
         "scaffold_m_vr",
         {"momentum": 0.4},
     )
@@ -41,7 +41,7 @@ class PAdaMFedVR(PAdaMFed):
         None, ge=0, le=1, title="β", description="weight of a new gradient; derived: (SK)^⅓/T^⅔"
     )
     momentum_rule: Literal["printed", "proved"] = Field(
-        "printed", description="the server's g: the algorithm's line 16, or that of the proof"
+        "proved", description="the server's g: the algorithm's line 16, or that of the proof"
     )
 
     @property

@@ -6,6 +6,7 @@ Deviations: only d = βc + (1−β)g travels down, since clients use c and g in 
 does not travel up, see `scaffold` (Δ = −ηK_i[β(c_i⁺ − c_i) + d]). The paper's γ is η_g·η·K.
 Taken from `scaffold`: the clients' half, written there for any β and d, and the server's x and c.
 Defaults: η = 0.05, β = 0.2 (the paper's MLP experiments), η_g = 1 (γ = ηK). β = 1 is SCAFFOLD.
+The paper's ResNet experiments take g/β and η̂ = βη: their η̂ = 0.001 with β = 0.1 is η = 0.01 here.
 """
 
 from __future__ import annotations

@@ -4,10 +4,12 @@ Khanduri, Sharma, Yang, Hong, Liu, Rajawat, Varshney: "STEM: A Stochastic Two-Si
 Algorithm Achieving Near-Optimal Sample and Communication Complexities for Federated Learning",
 NeurIPS 2021; a baseline of FedMoS (Wang et al., INFOCOM 2023).
 A reconstruction from the published description: no line of the authors' Algorithm was available.
-Deviations: perhaps in the order of steps; all K local steps move y before ū and ȳ are averaged, so
-that the last direction moves the model twice. A round begins with y_prev = x + ηū: that is the mean
-model ȳ, except in round 1 and where η changes or η_g is not 1, when it is a point beside it.
-Defaults: η = 0.05, a = 0.1, η_g = 1; ū⁰ is the mean of K minibatch gradients of every client.
+K batches give K directions; the last of them is averaged with the models it was found at, and is
+the server's step. It begins with x⁰ − ηū⁰, ū⁰ the mean of K minibatch gradients of every client.
+With a = 1 it is FedAvg from there on.
+Deviations: a is a constant; the authors' a_t = cη_t² falls with η_t ∝ t^(−1/3). A round begins with
+y_prev = x + ηū: the mean model ȳ, except where η changes or η_g is not 1, when it lies beside it.
+Defaults: η = 0.05, a = 0.1, η_g = 1.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class STEM(GradientStartRule):
-    """u ← ∇F(y;ξ) + (1−a)(u − ∇F(y_prev;ξ)); y_prev ← y; y ← y − ηu, K times;
+    """u ← ∇F(y;ξ) + (1−a)(u − ∇F(y_prev;ξ)), K times, with y_prev ← y; y ← y − ηu in between;
     ȳ, ū are the means of y and u; x = ȳ − ηū; clients begin at y = x, y_prev = x + ηū, u = ū."""
 
     name: ClassVar[str] = "stem"
@@ -37,8 +39,13 @@ class STEM(GradientStartRule):
         1.0, gt=0, title="η_g", description="server step size, relative to the mean movement"
     )
     local_momentum: float = Field(
-        0.1, ge=0, le=1, title="a", description="weight of the new gradient; 1 is local SGD"
+        0.1, ge=0, le=1, title="a", description="weight of the new gradient; 1 is FedAvg"
     )
+
+    def server_start(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+        state = super().server_start(state, replies)
+        step = state["server_momentum"] * self.client_learning_rate
+        return state.replace(model=state["model"] - step)
 
     def broadcast(self, state: ServerState) -> Arrays:
         return {"model": state["model"], "direction": state["server_momentum"]}
@@ -47,11 +54,12 @@ class STEM(GradientStartRule):
         self, received: Arrays, client_state: ClientState, objective: Objective
     ) -> tuple[Arrays, ClientState]:
         x, u, eta = received["model"], received["direction"].clone(), self.client_learning_rate
-        y, y_prev = x, x.add(u, alpha=eta)
+        y, following = x.add(u, alpha=eta), x
         for batch in objective.batches():
+            y_prev, y = y, following
             u.sub_(objective.gradient(y_prev, batch)).mul_(1 - self.local_momentum)
             u.add_(objective.gradient(y, batch))
-            y_prev, y = y, y.sub(u, alpha=eta)
+            following = y.sub(u, alpha=eta)  # but for the last one, whose step is the server's
         return {"delta": y - x, "direction": u}, client_state
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:

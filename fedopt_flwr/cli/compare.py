@@ -37,13 +37,14 @@ def compare(
 
     The hyperparameters in the file's \\[algorithm] belong to the rule that it names, those in
     \\[rules.NAME] to the rule NAME; --set algorithm.KEY=VALUE goes to every rule that has that key,
-    --set NAME.KEY=VALUE to one rule. --algorithms padamfed,padamfed:momentum=1 runs one rule twice.
+    --set NAME.KEY=VALUE to one rule. --algorithms padamfed,padamfed:momentum=1 runs one rule twice;
+    a variant may have several keys, as in padamfed:momentum=0.5:step_scale=3.
     """
     from .comparison import Target, run_comparison
 
     labels = [label.strip() for label in algorithms.split(",")]
     if algorithms == "all":
-        labels = [*ALGORITHMS, "padamfed_vr:momentum_rule=proved"]  # both of its momentum rules
+        labels = [*ALGORITHMS, "padamfed_vr:momentum_rule=printed"]  # both of its momentum rules
     unknown = [n for label in labels if (n := label.partition(":")[0]) not in ALGORITHMS]
     if unknown:
         raise ConfigError([unknown_name("--algorithms", name, ALGORITHMS) for name in unknown])

@@ -58,8 +58,8 @@ def run_comparison(
 ) -> None:
     """Run every rule with every seed, print the table, write curves and comparison.json.
 
-    A label is a rule's name, or NAME:KEY=VALUE for one of its variants. Without seeds, that of the
-    configuration is the only one.
+    A label is a rule's name, or NAME:KEY=VALUE, with more of :KEY=VALUE, for one of its variants.
+    Without seeds, that of the configuration is the only one.
     """
     configs = _configs(path, labels, algorithm, settings)
     base = next(iter(configs.values()))
@@ -150,12 +150,15 @@ def _configs(
         )
     configs = {}
     for label, name in zip(labels, names, strict=True):
-        variant = label.removeprefix(name)[1:]
-        if variant and "=" not in variant:
-            raise ConfigError(f"--algorithms: got {label!r}; a variant is NAME:KEY=VALUE")
+        variant = label.split(":")[1:]
+        if not all("=" in setting for setting in variant):
+            raise ConfigError(
+                f"--algorithms: got {label!r}; a variant is NAME:KEY=VALUE, and :KEY=VALUE for "
+                "each other key"
+            )
         chosen = [s for key, s in for_all.items() if key in ALGORITHMS[name].model_fields]
         chosen += [s.replace(f"{name}.", "algorithm.", 1) for s in own[name]]
-        chosen += [f"algorithm.{variant}"] if variant else []
+        chosen += [f"algorithm.{setting}" for setting in variant]
         configs[label] = base.for_rule(name).updated(chosen)
     return configs
 

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from ..algorithms import ALGORITHMS
 from .checks import Kind, check, is_named, require
 from .harness import (
     RATES,
@@ -22,10 +23,11 @@ from .harness import (
 # −η·slope times this is the movement of a second round of K = 3 steps on a linear loss; with
 # β = 0.2, g = βa after one round, so that a step has the length β + (1−β)β
 LINEAR_STEPS = {
-    **dict.fromkeys(("fedavg", "fedprox", "fedavgm", "scaffold", "fedmos", "mb_storm"), 3.0),
+    **dict.fromkeys(
+        ("fedavg", "fedprox", "fedavgm", "scaffold", "fedmos", "mb_storm", "stem"), 3.0
+    ),
     **dict.fromkeys(("fedavg_m_vr", "scaffold_m_vr", "fednova", "fedexp"), 3.0),
     **dict.fromkeys(("fedavg_m", "scaffold_m", "mimelite"), 3 * 0.36),
-    "stem": 4.0,
 }
 _DECAY = 0.5  # β₁ and β₂
 _FLOOR = 0.1  # τ or ε
@@ -117,7 +119,7 @@ def check_momentum_start(kind: Kind) -> None:
 @check("the printed momentum takes the old c", is_padamfed)
 def check_printed_momentum(kind: Kind) -> None:
     """g ← β(Σ w_i(c_i⁺ − c_i) + c) + (1−β)g with the c and g of before the round."""
-    federation = unlike_clients(build_rule(kind, **RATES, momentum=0.3), 2)
+    federation = unlike_clients(build_rule(kind, **RATES, momentum=0.3, momentum_rule="printed"), 2)
     for asked in ([0, 3], [1, 2], [2, 3]):
         c, g = federation.server["control_variate"], federation.server["server_momentum"]
         federation.round(asked)
@@ -128,17 +130,27 @@ def check_printed_momentum(kind: Kind) -> None:
 
 @check("momentum on both sides", is_named("stem"))
 def check_two_sided_momentum(kind: Kind) -> None:
-    """One client with ½‖y‖²: u ← y + (1−a)(u − y_prev), K times, then the server's own step."""
+    """One client with ½‖y‖²: u ← y + (1−a)(u − y_prev); the last of K steps is the server's."""
     federation = Federation(build_rule(kind, **RATES, local_momentum=0.3), [quadratic([0, 0])])
-    x = torch.tensor(START)
-    u = x.clone()
+    u = torch.tensor(START)
+    x = u - 0.1 * u
     for number in range(1, 3):
         y, y_prev = x, x + 0.1 * u
         for _ in range(3):
             u = y + 0.7 * (u - y_prev)
             y, y_prev = y - 0.1 * u, y
-        x = y - 0.1 * u
+        x = y
         require_close(federation.run(1), x, f"round {number} ends at")
+
+
+@check("a = 1 is FedAvg after the start", is_named("stem"))
+def check_no_momentum_is_fedavg(kind: Kind) -> None:
+    federation = unlike_clients(build_rule(kind, **RATES, local_momentum=1.0), 4)
+    begins = federation.server["model"].tolist()
+    fedavg = build_rule(ALGORITHMS["fedavg"], **RATES)
+    weights = federation.plan.importance.values()
+    expected = Federation(fedavg, federation.toys, begins, importance=[*weights]).run(3)
+    require_close(federation.run(3), expected, "three rounds end at", 1e-6)
 
 
 @check("two steps of the server's moments", is_named(*SERVER_MOMENTS))

@@ -104,8 +104,7 @@ def check_noise_cancels(kind: Kind) -> None:
 
 @check(
     "full batches hide the local momentum",
-    # not stem, whose y_prev is another point: its docstring says so
-    lambda kind: "local_momentum" in kind.model_fields and kind.name != "stem",
+    lambda kind: "local_momentum" in kind.model_fields,
 )
 def check_full_batches_hide_local_momentum(kind: Kind) -> None:
     """With nothing but full batches of one client, ∇F(y) + (1−a)(u − ∇F(y_prev)) is ∇F(y)."""

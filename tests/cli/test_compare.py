@@ -43,14 +43,14 @@ def test_compare_over_seeds_and_variants_with_rates_from_the_file(tmp_path: Path
         "[rules]\nfedavg = {client_learning_rate = 0.3}\nfedprox = {proximal_strength = 0.4}\n"
         '[output]\ndirectory = "out"\n'
     )
-    labels = "fedavg,fedavg:server_learning_rate=0.5,fedprox"
+    labels = "fedavg,fedavg:server_learning_rate=0.5:client_learning_rate=0.1,fedprox"
     result = fedopt("compare", "run.toml", "--algorithms", labels, "--seeds", "3,4", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     rows = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert [row["algorithm"] for row in rows] == labels.split(",")
     assert [row["seeds"] for row in rows] == [2, 2, 2]
     used = [row["hyperparameters"] for row in rows]
-    assert [h["client_learning_rate"] for h in used] == [0.3, 0.3, 0.05]
+    assert [h["client_learning_rate"] for h in used] == [0.3, 0.1, 0.05]
     assert [h["server_learning_rate"] for h in used] == [1.0, 0.5, 1.0]
     assert used[2]["proximal_strength"] == 0.4
     finals = [
@@ -94,6 +94,8 @@ def test_compare_gives_shared_hyperparameters_only_to_rules_that_have_them(tmp_p
         (["--algorithms", "fedavg,fedavk"], "did you mean 'fedavg'?"),
         (["--algorithms", "fedavg,fedavg"], "name each rule once"),
         (["--algorithms", "fedavg", "--set", "algorithm.momentum=0.7"], "none of fedavg has this"),
+        (["--algorithms", "fedavg:client_learning_rate"], "a variant is NAME:KEY=VALUE"),
+        (["--algorithms", "fedavg:client_learning_rate=1:x"], "a variant is NAME:KEY=VALUE"),
         (["--targets", "90"], "--targets: got '90'"),
         (["--seeds", "9" * 30], "must be whole numbers from 0 to 9223372036854775807"),
         (

@@ -364,11 +364,12 @@ class ServersOwnStepLeftOut(STEM):
 class RoundThatForgetsTheModelBefore(STEM):
     def client_update(self, received, client_state, objective):
         x, u, eta = received["model"], received["direction"], self.client_learning_rate
-        y, y_prev = x, x
+        y, following = x, x
         for batch in objective.batches():
+            y_prev, y = y, following
             u = (1 - self.local_momentum) * (u - objective.gradient(y_prev, batch))
             u = u + objective.gradient(y, batch)
-            y, y_prev = y - eta * u, y
+            following = y - eta * u
         return {"delta": y - x, "direction": u}, {}
 
 

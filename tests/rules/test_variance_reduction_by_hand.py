@@ -104,10 +104,11 @@ def test_fedmos_pull_is_not_multiplied_by_the_learning_rate() -> None:
 def test_stem_steps_on_both_sides() -> None:
     run = on_toys(STEM(**ETA, local_momentum=0.5), 1.0, [bowl([1.0, 3.0])])
     assert run.server["server_momentum"].tolist() == [2.0]
+    assert run.x.tolist() == pytest.approx([0.8])
     run.round([0])
-    # u = 1 + ½(2 − 1.2) = 1.4, y = 0.86; u = 3·0.86 + ½(1.4 − 3) = 1.78, y = 0.682
-    assert run.server["server_momentum"].tolist() == pytest.approx([1.78])
-    assert run.x.tolist() == pytest.approx([0.682 - 0.178])
+    # u = 0.8 + ½(2 − 1) = 1.3, y = 0.67; u = 3·0.67 + ½(1.3 − 3·0.8) = 1.46, whose step is x's
+    assert run.server["server_momentum"].tolist() == pytest.approx([1.46])
+    assert run.x.tolist() == pytest.approx([0.67 - 0.146])
 
 
 def test_what_clients_could_not_recover_is_refused() -> None:
