@@ -92,7 +92,9 @@ def test_a_servers_memory_does_not_grow_from_round_to_round(
     processes.start("clients", "client", config, "--server", address, *ids, *state, "--insecure")
     early, late = (memory_at(server, tmp_path / "run" / "rounds.jsonl", n) for n in (30, 95))
     assert server.ended() == 0
-    assert late - early < 15, (early, late)  # a round's replies have 12 MB; 65 rounds passed
+    # both are moments in a round, whose replies have 12 MB and may be twice in memory; one vector
+    # kept in each of the 65 rounds would be 78 MB
+    assert late - early < 40, (early, late)
 
 
 def memory_at(server: Process, rounds: Path, number: int) -> float:
