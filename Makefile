@@ -15,7 +15,7 @@ install: .venv/installed
 
 demo: install
 	rm -rf runs/demo
-	$(BIN)/fedopt launch --clients 20 --processes 5 --algorithm autofed --set output.directory=runs/demo
+	$(BIN)/fedopt launch --clients 20 --processes 5 --set output.directory=runs/demo
 
 lint: install
 	$(BIN)/ruff format --check .

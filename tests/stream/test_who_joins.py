@@ -122,6 +122,13 @@ BAD_CLAIMS = {
 }
 
 
+def test_a_claim_far_beyond_any_is_refused_before_it_is_held() -> None:
+    """The server takes no more metadata than gRPC's own limit, though clients take more."""
+    with ServerThread(make_config(start_timeout=5)) as server:
+        code, _ = RawPeer(server.port, b"x" * 60_000).refused()
+        assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 @pytest.mark.parametrize("name", BAD_CLAIMS)
 def test_what_a_claim_must_be_is_said_to_who_sends_another(name: str) -> None:
     contents, text = BAD_CLAIMS[name]

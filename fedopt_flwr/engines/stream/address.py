@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from .protocol import channel_options
 from .tls import ClientTls
 
+_LARGEST_METADATA = 128 << 10  # bytes from a server: a model's options have up to 16 Ki characters
+
 
 @dataclass(frozen=True)
 class ServerAddress:
@@ -33,6 +35,8 @@ class ServerAddress:
     def channel_options(self, takes: int, ping_seconds: float) -> list[tuple[str, int | str]]:
         """Return gRPC's options for a channel to it that takes messages of `takes` bytes."""
         options = channel_options(self.keep_alive_seconds, takes, ping_seconds)
+        options.append(("grpc.max_metadata_size", _LARGEST_METADATA))
+        options.append(("grpc.absolute_max_metadata_size", _LARGEST_METADATA))
         proxy = self.proxy_in_use
         # by itself gRPC would obey http_proxy and the like, which are often set for a browser and
         # end at a proxy that lets no stream through

@@ -23,7 +23,6 @@ CLAIM_KEY = "fedopt-claim-bin"  # metadata of a Join call
 _LONGEST_CLAIM = 4096  # bytes
 LARGEST_REPLY_KEY = "fedopt-largest-reply"  # metadata of its answer: bytes that the server takes
 MODEL_KEY = "fedopt-model-bin"  # metadata of a refusal: an instruction, from which the size follows
-_LARGEST_METADATA = 128 << 10  # bytes; a model's options have up to 16 Ki characters
 RUN_IS_OVER = grpc.StatusCode.FAILED_PRECONDITION  # ends a stream whose client may go home
 LONGEST_PAUSE_SECONDS = 10.0  # of a client before its next attempt, give or take half
 MIB = 1 << 20
@@ -108,8 +107,6 @@ def channel_options(
     return [
         ("grpc.max_receive_message_length", largest_received),
         ("grpc.max_send_message_length", LARGEST_MESSAGE),
-        ("grpc.max_metadata_size", _LARGEST_METADATA),
-        ("grpc.absolute_max_metadata_size", _LARGEST_METADATA),
         ("grpc.keepalive_time_ms", pause),
         ("grpc.keepalive_timeout_ms", half),
         ("grpc.http2.ping_timeout_ms", half),  # of which gRPC waits a minute otherwise
