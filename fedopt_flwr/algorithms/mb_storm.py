@@ -4,7 +4,8 @@ Patel, Wang, Woodworth, Bullins, Srebro: "Towards Optimal Communication Complexi
 Non-Convex Optimization", NeurIPS 2022; a baseline of Cheng et al., ICLR 2024.
 A reconstruction from the published description: no line of the authors' Algorithm was available.
 Deviations: perhaps in constants and order.
-Defaults: η = 0.05, η_g = 1, β = 0.2; the step is η_g·ηK, so that rates compare with FedAvg's.
+Defaults: η = 0.02 (0.05 diverges on examples/mnist.toml), η_g = 1, β = 0.2; the step is η_g·ηK,
+so that rates compare with FedAvg's.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class MBSTORM(GradientStartRule):
     upload_names: ClassVar[tuple[str, ...]] = ("gradient_change",)
 
     client_learning_rate: float = Field(
-        0.05, gt=0, title="η", description="step size for each of the K minibatches"
+        0.02, gt=0, title="η", description="step size for each of the K minibatches"
     )
     server_learning_rate: float = Field(
         1.0, gt=0, title="η_g", description="server step size, relative to ηK"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import statistics
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from rich.table import Table
 
 from ..algorithms import ALGORITHMS
 from ..config.run_config import RunConfig
@@ -18,102 +16,93 @@ from ..errors import ConfigError, RunError
 from ..rounds.record import as_json
 from ..run.directory import CURVES
 from ..run.experiment import Experiment
-from ..run.plots import draw_curves
-from ..run.result import Result
-from ..run.simulate import run_experiment
-from ..run.summary import Measure, holds_from, rounds_to_target
-from .console import steady_console
+from ..run.plots import Row, draw_curves, draw_sweeps
+from ..run.result import Outcome
+from .cells import attempt, finished, run_side_by_side, train
+from .console import errors_console
 from .options import new_folder
 from .show import RunDisplay
+from .tables import Target, print_results, result_row
+
+SWEEP = "sweep.png"
+Cell = tuple[str, int]  # a row's label, and the seed of one of its runs
 
 
-class Target(NamedTuple):
-    """What a run should reach; in rows "0.9" is an accuracy and "loss 0.5" a test loss."""
+class Sweep(NamedTuple):
+    """Values of one hyperparameter of one rule; each is a row of its own."""
 
-    measure: Measure
-    value: float
+    rule: str
+    key: str
+    values: tuple[float, ...]
 
     @property
-    def key(self) -> str:
-        return f"{self.value:g}" if self.measure == "test_accuracy" else f"loss {self.value:g}"
-
-    @property
-    def heading(self) -> str:
-        is_accuracy = self.measure == "test_accuracy"
-        return f"rounds to {100 * self.value:g} %" if is_accuracy else f"rounds to {self.key}"
-
-    def mean_round(self, first: Callable[..., int | None], runs: list[Result]) -> float | None:
-        """Return the mean over the runs of the round that `first` finds."""
-        return _mean([first(run.rounds, self.value, self.measure) for run in runs])
+    def labels(self) -> list[str]:
+        return [f"{self.rule}:{self.key}={value:g}" for value in self.values]
 
 
-def run_comparison(
-    path: Path | None,
-    labels: list[str],
-    algorithm: str | None,
-    settings: list[str],
-    workers: int,
-    targets: Sequence[Target],
-    seeds: list[int],
-) -> None:
+class Comparison(NamedTuple):
+    """What is compared. A label is a rule's name, or NAME:KEY=VALUE, with more of :KEY=VALUE, for
+    one of its variants. Without seeds, that of the configuration is the only one."""
+
+    path: Path | None
+    labels: list[str]
+    algorithm: str | None
+    settings: list[str]
+    targets: Sequence[Target]
+    seeds: list[int]
+    sweeps: Sequence[Sweep]
+
+
+def run_comparison(asked: Comparison, *, workers: int, jobs: int) -> None:
     """Run every rule with every seed, print the table, write curves and comparison.json.
 
-    A label is a rule's name, or NAME:KEY=VALUE, with more of :KEY=VALUE, for one of its variants.
-    Without seeds, that of the configuration is the only one.
+    Cells that the folder holds already, finished, are not run again.
     """
-    configs = _configs(path, labels, algorithm, settings)
+    configs = _configs(asked)
     base = next(iter(configs.values()))
     directory = base.output.directory or new_folder("compare")
-    _require_empty(directory)
-    results = _run_all(configs, seeds, directory, workers)
-    rows = [result_row(name, runs, targets) for name, runs in results.items()]
-    numbers = ", ".join(map(str, seeds or [base.federation.seed]))
-    print_results(rows, targets)
-    _write_results(directory, rows, results, f"{base.data.name}, {base.model.name}, seed {numbers}")
+    seeds = asked.seeds or [base.federation.seed]
+    cells = _cells(configs, seeds, directory, named_by_seed=bool(asked.seeds))
+    _require_ours(directory, cells)
+    found = _run_all(cells, workers, jobs)
+    ended = {label: [found[label, seed] for seed in seeds] for label in configs}
+    rows = [result_row(label, runs, asked.targets) for label, runs in ended.items()]
+    print_results(rows, asked.targets)
+    title = f"{base.data.name}, {base.model.name}, seed {', '.join(map(str, seeds))}"
+    _write_results(directory, rows, ended, asked, title)
     print(f"results in {directory}, curves in {directory / CURVES}")
-    idle = [name for name, runs in results.items() if any(run.last_error for run in runs)]
+    problems = [f"{row['algorithm']}: {row['error']}" for row in rows if row["error"]]
+    idle = [label for label, runs in ended.items() if any(map(_is_idle, runs))]
     if idle:
-        raise RunError(
-            f"{', '.join(idle)}: no reply was counted, at least at the end; see the warnings above"
-        )
+        why = "no reply was counted, at least at the end; see the warnings above"
+        problems.append(f"{', '.join(idle)}: {why}")
+    if problems:
+        raise RunError("\n".join(problems))
 
 
-def _run_all(
-    configs: dict[str, RunConfig], seeds: list[int], directory: Path, workers: int
-) -> dict[str, list[Result]]:
-    results: dict[str, list[Result]] = {name: [] for name in configs}
-    first = next(iter(configs.values()))
-    for seed in seeds or [first.federation.seed]:
-        values = {"federation.seed": seed}
-        data = load_federated_data(first.with_values(values))
-        for name, config in configs.items():
-            folder = name.replace(":", "-").replace("=", "-")
-            place = directory / (f"{folder}-seed{seed}" if seeds else folder)
-            own = config.with_values({**values, "output.directory": str(place)})
-            with RunDisplay(place, shows_setting=not any(results.values())) as display:
-                experiment = Experiment(own, data=data)
-                results[name].append(run_experiment(experiment, workers=workers, listener=display))
-    return results
+def _is_idle(run: Outcome | str) -> bool:
+    return not isinstance(run, str) and run.last_error is not None
 
 
-def _write_results(
-    directory: Path, rows: list[dict[str, Any]], results: dict[str, list[Result]], title: str
-) -> None:
-    curves = {name: [run.rounds for run in runs] for name, runs in results.items()}
+def _cells(
+    configs: Mapping[str, RunConfig], seeds: list[int], directory: Path, *, named_by_seed: bool
+) -> dict[Cell, RunConfig]:
+    """Return each run's configuration, with a folder of its own, seed by seed."""
+    cells = {}
+    for seed in seeds:
+        for label, config in configs.items():
+            folder = label.replace(":", "-").replace("=", "-")
+            place = directory / (f"{folder}-seed{seed}" if named_by_seed else folder)
+            values = {"federation.seed": seed, "output.directory": str(place)}
+            cells[label, seed] = config.with_values(values)
+    return cells
+
+
+def _require_ours(directory: Path, cells: Mapping[Cell, RunConfig]) -> None:
+    """Raise ConfigError if the folder holds anything but runs of this comparison."""
     try:
-        text = json.dumps(as_json(rows), indent=2) + "\n"
-        (directory / "comparison.json").write_text(text, encoding="utf-8")
-        draw_curves(curves, directory / CURVES, title)
-    except OSError as error:
-        raise RunError(
-            f"output.directory: the table above, or {CURVES}, cannot be written: {error}; the "
-            f"results of each run are in {directory}"
-        ) from error
-
-
-def _require_empty(directory: Path) -> None:
-    try:
-        if not directory.exists() or not any(directory.iterdir()):
+        present = set(directory.iterdir()) if directory.exists() else set()
+        if not present or present & {config.output.directory for config in cells.values()}:
             return
         text = "exists and is not empty"
     except (OSError, ValueError) as error:
@@ -123,13 +112,87 @@ def _require_empty(directory: Path) -> None:
     )
 
 
-def _configs(
-    path: Path | None, labels: list[str], algorithm: str | None, settings: list[str]
-) -> dict[str, RunConfig]:
+def _run_all(cells: Mapping[Cell, RunConfig], workers: int, jobs: int) -> dict[Cell, Outcome | str]:
+    ended: dict[Cell, Outcome | str] = {}
+    for cell, config in cells.items():
+        before = finished(config)
+        if before is not None:
+            ended[cell] = before
+    if ended:
+        print(f"{len(ended)} of {len(cells)} runs were finished before and are taken as they are")
+    left = {cell: config for cell, config in cells.items() if cell not in ended}
+    if jobs == 1:
+        return ended | _one_by_one(left, workers)
+
+    told: set[str] = set()
+    if left:
+        Experiment(next(iter(left.values())))  # what no cell can do without is refused before all
+
+    def tell(cell: Cell, outcome: Outcome | str, warned: list[str]) -> None:
+        ended[cell] = outcome
+        name = f"{cell[0]}, seed {cell[1]}"
+        for text in (f"warning: {cell[0]}: {text}" for text in warned):
+            if text not in told:  # of another seed
+                errors_console().print(text, markup=False, soft_wrap=True)
+            told.add(text)
+        print(f"{len(ended)}/{len(cells)}  {name}: {_in_short(outcome)}", flush=True)
+
+    run_side_by_side(left, jobs=jobs, workers=workers, on_end=tell)
+    return ended
+
+
+def _in_short(outcome: Outcome | str) -> str:
+    if isinstance(outcome, str):
+        return f"failed: {outcome}"
+    metric = outcome.summary["final_test_metric"]
+    measured = "no metric" if metric is None else f"{metric:.4f}"
+    return f"{measured} in {outcome.summary['seconds']:.1f} s"
+
+
+def _one_by_one(cells: Mapping[Cell, RunConfig], workers: int) -> dict[Cell, Outcome | str]:
+    configs = {seed: config for (_, seed), config in cells.items()}
+    data = lru_cache(maxsize=1)(lambda seed: load_federated_data(configs[seed]))
+    ended: dict[Cell, Outcome | str] = {}
+    for (label, seed), config in cells.items():
+        # a model or data that cannot be used is every cell's problem: it ends the command
+        experiment = Experiment(config, data=data(seed))
+        with RunDisplay(config.output.directory, shows_setting=not ended) as display:
+            run = partial(train, config, workers, display, experiment)
+            ended[label, seed] = outcome = attempt(config, run)
+        if isinstance(outcome, str):
+            print(f"{label}, seed {seed}: {_in_short(outcome)}", flush=True)
+    return ended
+
+
+def _write_results(
+    directory: Path,
+    rows: list[dict[str, Any]],
+    ended: Mapping[str, Sequence[Outcome | str]],
+    asked: Comparison,
+    title: str,
+) -> None:
+    curves = {
+        label: [run.rounds for run in runs if not isinstance(run, str)]
+        for label, runs in ended.items()
+    }
+    try:
+        text = json.dumps(as_json(rows), indent=2) + "\n"
+        (directory / "comparison.json").write_text(text, encoding="utf-8")
+        draw_curves(curves, directory / CURVES, title)
+        if asked.sweeps:
+            _draw_sweeps(directory / SWEEP, rows, asked, title)
+    except OSError as error:
+        raise RunError(
+            f"output.directory: the table above, or {CURVES}, cannot be written: {error}; the "
+            f"results of each run are in {directory}"
+        ) from error
+
+
+def _configs(asked: Comparison) -> dict[str, RunConfig]:
     """One configuration a label; everything is checked before anything runs."""
-    names = [label.partition(":")[0] for label in labels]
+    names = [label.partition(":")[0] for label in asked.labels]
     by_section: dict[str, list[str]] = {"algorithm": [], **{name: [] for name in names}}
-    for setting in settings:
+    for setting in asked.settings:
         by_section.setdefault(setting.partition(".")[0], []).append(setting)
     absent = [section for section in by_section if section in ALGORITHMS and section not in names]
     if absent:
@@ -142,14 +205,15 @@ def _configs(
         for setting in by_section.pop("algorithm")
     }
     shared = [setting for section in by_section.values() for setting in section]
-    base = RunConfig.from_file(path, shared, {"algorithm.name": algorithm} if algorithm else {})
+    named = {"algorithm.name": asked.algorithm} if asked.algorithm else {}
+    base = RunConfig.from_file(asked.path, shared, named)
     unknown = [k for k in for_all if not any(k in ALGORITHMS[n].model_fields for n in names)]
     if unknown:
         raise ConfigError(
             f"--set algorithm.{unknown[0]}: none of {', '.join(names)} has this hyperparameter"
         )
     configs = {}
-    for label, name in zip(labels, names, strict=True):
+    for label, name in zip(asked.labels, names, strict=True):
         variant = label.split(":")[1:]
         if not all("=" in setting for setting in variant):
             raise ConfigError(
@@ -160,75 +224,37 @@ def _configs(
         chosen += [s.replace(f"{name}.", "algorithm.", 1) for s in own[name]]
         chosen += [f"algorithm.{setting}" for setting in variant]
         configs[label] = base.for_rule(name).updated(chosen)
+    _require_diagnostics(base, asked.targets)
     return configs
 
 
-def result_row(name: str, runs: list[Result], targets: Sequence[Target]) -> dict[str, Any]:
-    """Return means over the seeds, and the standard deviation of the final accuracy."""
-    summaries = [run.summary for run in runs]
-    finals = [s["final_test_accuracy"] for s in summaries if s["final_test_accuracy"] is not None]
-    means = (
-        "final_test_accuracy",
-        "final_test_metric",
-        "best_test_accuracy",
-        "final_test_loss",
-        "gigabytes",
-        "simulated_seconds",
-        "seconds",
-    )
-    return {
-        "algorithm": name,
-        "seeds": len(runs),
-        "hyperparameters": summaries[0]["hyperparameters"],
-        **{key: _mean([s[key] for s in summaries]) for key in means},
-        "accuracy_deviation": statistics.stdev(finals) if len(finals) > 1 else None,
-        "rounds_to": {t.key: t.mean_round(rounds_to_target, runs) for t in targets},
-        "holds_from": {t.key: t.mean_round(holds_from, runs) for t in targets},
-        "failures": sum(s["failures"] for s in summaries),
-        "diverged_at": next((s["diverged_at"] for s in summaries if s["diverged_at"]), None),
+def _require_diagnostics(config: RunConfig, targets: Sequence[Target]) -> None:
+    for target in targets:
+        is_diagnostic = target.measure in ("global_train_loss", "gradient_norm")
+        if is_diagnostic and not config.output.diagnostics:
+            raise ConfigError(
+                f"--targets: got {target.measure}, which is not recorded unless "
+                "output.diagnostics is true; add --set output.diagnostics=true"
+            )
+
+
+def _first_round(key: str, row: Row) -> float | None:
+    found: float | None = row["rounds_to"][key]
+    return found
+
+
+def _draw_sweeps(path: Path, rows: Sequence[Row], asked: Comparison, title: str) -> None:
+    """Draw accuracy, and rounds to each target, over the values; other rows are level lines."""
+    by_label = {row["algorithm"]: row for row in rows}
+    panels: dict[str, Callable[[Row], float | None]] = {
+        "final accuracy": itemgetter("final_test_metric")
     }
-
-
-def _mean(values: list[float | None]) -> float | None:
-    """None as soon as one run has none: it never got there."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
-
-
-def print_results(rows: list[dict[str, Any]], targets: Sequence[Target]) -> None:
-    """Print the table; a metric of the user's own stands in the place of accuracy."""
-    has_accuracy = any(row["final_test_accuracy"] is not None for row in rows)
-    table = Table()
-    for row in rows:
-        name = row["algorithm"]
-        is_experimental = ALGORITHMS[name.partition(":")[0]].experimental
-        cells = {
-            "algorithm": f"{name} (experimental)" if is_experimental else name,
-            "accuracy" if has_accuracy else "metric": _final(row),
-            "best": _number(row["best_test_accuracy"], ".4f"),
-            "test loss": _number(row["final_test_loss"], ".4f"),
-            **{t.heading: _number(row["rounds_to"][t.key], ".4g") for t in targets},
-            "GB": f"{row['gigabytes']:.3g}",
-            "SRT s": f"{row['simulated_seconds']:.1f}",
-            "seconds": f"{row['seconds']:.1f}",
-            "failures": str(row["failures"]),
-        }
-        if not table.columns:
-            for heading in cells:
-                table.add_column(heading)
-        table.add_row(*cells.values())
-    console = steady_console(sys.stdout)
-    if not sys.stdout.isatty():
-        console.width = 160
-    console.print(table)
-
-
-def _final(row: dict[str, Any]) -> str:
-    text = _number(row["final_test_metric"], ".4f")
-    if row["accuracy_deviation"] is not None:
-        text += f" ± {row['accuracy_deviation']:.4f}"
-    return f"{text} (diverged)" if row["diverged_at"] else text
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else f"{value:{form}}"
+    for target in asked.targets:
+        panels[target.heading] = partial(_first_round, target.key)
+    curves = {
+        f"{sweep.rule}: {sweep.key}": (sweep.values, [by_label[label] for label in sweep.labels])
+        for sweep in asked.sweeps
+    }
+    swept = {label for sweep in asked.sweeps for label in sweep.labels}
+    levels = {label: row for label, row in by_label.items() if label not in swept}
+    draw_sweeps(curves, levels, panels, path, title)

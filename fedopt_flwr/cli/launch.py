@@ -47,8 +47,8 @@ def launch(
         config = (resume / "config.toml").absolute()
         changed = [as_setting("output.directory", str(resume))]
     from ..deployment.launcher import launch as launch_run
-    from .comparison import Target, print_results, result_row
     from .show_federation import FederationDisplay
+    from .tables import Target, print_results, result_row
 
     total = run_config.federation.num_clients
     num_processes = min(total, processes or max(4, usable_cores()))

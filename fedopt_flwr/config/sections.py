@@ -196,6 +196,9 @@ class OutputSection(_Section):
     evaluate_every: Count = 1  # rounds; the last one is always evaluated
     checkpoint_every: int = Field(0, ge=0, le=10**9)  # rounds; 0: no checkpoints
     keep: Count = 3  # checkpoints
+    diagnostics: bool = False  # ‖∇f(x)‖, Σ p_i f_i(x): a pass over all data an evaluation
+    # seconds of a client's local work, for the simulated run time alone; None: as measured here
+    client_seconds: Rate | None = None
     link_mbps: float = Field(100.0, gt=0, le=10**9)  # Mbit/s, for the simulated run time alone
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,6 +38,20 @@ class ClientData(Protocol):
 
     def share(self, rows: Tensor) -> ClientData:
         """Return a view of these rows (int64, on the CPU)."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Both parts of a data set: ours in memory, or what the user's own loader returned.
+
+    Ours have float32 inputs, images as [n, channels, h, w], or texts as int64 word numbers
+    [n, length], and int64 targets, shape [n].
+    """
+
+    train: Any  # None where this machine has only the other part
+    test: Any
+    num_classes: int | None = None  # None: counted where it is needed
+    owners: np.ndarray | None = None  # of the training rows, shape [n]
 
 
 class TensorData:

@@ -22,10 +22,10 @@ from ..errors import ConfigError, DataError, FedoptError
 from ..own_code import described, is_import_path, load_attribute
 from ..problems import about, collected, raise_together, require_options, unknown_name
 from ..randomness import derive
-from .client_data import ClientData, TensorData, as_client_data
+from .client_data import ClientData, Source, TensorData, as_client_data
 from .files import configured_root
 from .partitions import partition
-from .sources import SOURCES, Source
+from .sources import SOURCES
 
 TRAINING = "training data"
 _CPU = torch.device("cpu")

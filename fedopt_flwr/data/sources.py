@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,10 @@ from ..config.sections import PartitionSection
 from ..errors import ConfigError, DataError
 from ..problems import needing, unknown_name
 from ..randomness import derive
-from .client_data import TensorData
+from .client_data import Source, TensorData
 from .files import configured_root, torchvision_dataset
-
-
-@dataclass(frozen=True)
-class Source:
-    """Both parts of a data set: ours in memory, or what the user's own loader returned.
-
-    Ours have float32 inputs, images as [n, channels, h, w], and int64 targets, shape [n].
-    """
-
-    train: Any  # None where this machine has only the other part
-    test: Any
-    num_classes: int | None = None  # None: counted where it is needed
-    owners: np.ndarray | None = None  # of the training rows, shape [n]
+from .texts import imdb, mr, sst2
+from .tiny_imagenet import tiny_imagenet
 
 
 def _digits() -> Source:
@@ -139,14 +127,21 @@ def _synthetic(
     return Source(train_part, test_part, classes, owners[~test])
 
 
-def _npz(path: Path | None, num_classes: int = 0) -> Source:
+def _npz(
+    path: Path | None,
+    num_classes: int = 0,
+    means: Sequence[float] = (),
+    deviations: Sequence[float] = (),
+) -> Source:
     """A folder with train.npz and test.npz: `x`, integer `y`, and in train optionally `client`.
 
     A client needs only the first, a server only the second. Where no part holds every class,
     the option `num_classes` says how many there are.
 
     uint8 images become float32 in [0, 1]; [n, h, w] gets a channel, [n, h, w, 3 or 1] is turned to
-    [n, channels, h, w]. Other arrays are taken as float32 as they are.
+    [n, channels, h, w]. Other arrays are taken as float32 as they are. With `means` and
+    `deviations`, one for each channel, images are standardised; they are given, not computed, as
+    no machine of a federation has all data.
     """
     root = configured_root(path)
     files = {part: root / f"{part}.npz" for part in ("train", "test")}
@@ -156,10 +151,6 @@ def _npz(path: Path | None, num_classes: int = 0) -> Source:
             f"data.path: {str(root)!r} holds neither train.npz nor test.npz; 'npz' wants a folder "
             "with both, a client only the first, a server only the second"
         )
-    parts = {
-        part: TensorData(_as_inputs(arrays["x"]), torch.from_numpy(arrays["y"].astype(np.int64)))
-        for part, arrays in found.items()
-    }
     largest = max(int(arrays["y"].max()) for arrays in found.values())
     if num_classes and not largest < num_classes <= _MOST_CLASSES:
         raise DataError(
@@ -176,7 +167,28 @@ def _npz(path: Path | None, num_classes: int = 0) -> Source:
     if len(set(shapes.values())) > 1:
         raise DataError(f"data.path: 'x' has examples of different shapes: {shapes}")
     owners = found.get("train", {}).get("client")
+    parts = {
+        part: TensorData(
+            _standardised(_as_inputs(arrays["x"]), means, deviations),
+            torch.from_numpy(arrays["y"].astype(np.int64)),
+        )
+        for part, arrays in found.items()
+    }
     return Source(parts.get("train"), parts.get("test"), num_classes or 1 + largest, owners)
+
+
+def _standardised(inputs: Tensor, means: Sequence[float], deviations: Sequence[float]) -> Tensor:
+    if not means and not deviations:
+        return inputs
+    channels = inputs.shape[1] if inputs.ndim == 4 else None
+    if len(means) != channels or len(deviations) != channels or min(deviations) <= 0:
+        raise DataError(
+            f"data.options: got means {list(means)} and deviations {list(deviations)}; 'x' has "
+            f"examples of shape {tuple(inputs.shape[1:])}; both must have a number for each "
+            "channel of images [n, channels, h, w], in pixels from 0 to 1, deviations above 0"
+        )
+    mean, deviation = (torch.tensor(v).view(1, -1, 1, 1) for v in (means, deviations))
+    return inputs.sub_(mean).div_(deviation)
 
 
 SOURCES: dict[str, Callable[..., Source]] = {  # called with the facts it names and data.options
@@ -185,6 +197,10 @@ SOURCES: dict[str, Callable[..., Source]] = {  # called with the facts it names 
     "emnist": _emnist,
     "synthetic": _synthetic,
     "npz": _npz,
+    "tiny_imagenet": tiny_imagenet,
+    "sst2": sst2,
+    "mr": mr,
+    "imdb": imdb,
 }
 
 

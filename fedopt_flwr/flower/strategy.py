@@ -21,6 +21,7 @@ from ..rounds.participation import Participation, make_plan, warn_of_one_weight
 from ..rounds.record import NOT_COUNTED, NOT_FINITE, RoundRecord, Snapshot, Upload
 from ..rounds.schedules import changed_numbers, scheduled, warn_of_idle_schedule
 from ..rounds.soundness import Before, refuse_above, spoilt, take_back
+from ..training.diagnostics import Diagnosis
 from ..training.evaluation import Evaluation
 from ..training.flat_model import FlatModel, average_buffers, is_buffer_name
 from .instruction import Instruction
@@ -45,11 +46,12 @@ class FederatedStrategy(Strategy):
     """Runs any rule in Flower's server loop.
 
     `model` gives the layout and the initial point, and is what `evaluate` is called with, holding
-    the server's vector and buffers. `template` is the part of an instruction that stays the same in
-    every round. `on_start` hears the resolved rule and the plan, `on_round` every finished record;
-    `while_waiting` is called while clients are missing and may raise to give up. With `in_memory`
-    arrays go to clients of this process as they are. `known` are the run's clients and their
-    numbers of examples, where it is resumed and they may come one by one.
+    the server's vector and buffers, and so is `diagnose`, with the plan. `template` is the part of
+    an instruction that stays the same in every round. `on_start` hears the resolved rule and the
+    plan, `on_round` every finished record; `while_waiting` is called while clients are missing and
+    may raise to give up. With `in_memory` arrays go to clients of this process as they are. `known`
+    are the run's clients and their numbers of examples, where it is resumed and they may come one
+    by one.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class FederatedStrategy(Strategy):
         *,
         template: Instruction,
         evaluate: Callable[[FlatModel], Evaluation] | None = None,
+        diagnose: Callable[[FlatModel, Plan], Diagnosis] | None = None,
         on_start: Callable[[Algorithm, Plan], None] = lambda rule, plan: None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
         while_waiting: Callable[[], None] = lambda: None,
@@ -73,6 +76,7 @@ class FederatedStrategy(Strategy):
         self._config = config
         self._template = template.model_copy(update={"run": resume.run}) if resume else template
         self._evaluate = evaluate
+        self._diagnose = diagnose
         self._on_start = on_start
         self._on_round = on_round
         self._in_memory = in_memory
@@ -358,9 +362,15 @@ class FederatedStrategy(Strategy):
         record = self.record
         is_last = record.round == self._config.federation.num_rounds
         is_due = is_last or record.round % self._config.output.evaluate_every == 0
-        if self._evaluate is None or not is_due or record.taken_back:
+        if not is_due or record.taken_back:
             return {}
         self.write_to_model()
+        if self._diagnose is not None:
+            found = self._diagnose(self.model, self.state.plan)
+            record.global_train_loss = found.global_train_loss
+            record.gradient_norm = found.gradient_norm
+        if self._evaluate is None:
+            return {}
         evaluation = self._evaluate(self.model)
         record.test_loss = evaluation.loss
         metric = record.test_metric = evaluation.metric

@@ -15,10 +15,10 @@ from ..errors import ConfigError
 from ..own_code import described, is_import_path, load_attribute
 from ..problems import require_options, unknown_name
 from ..randomness import derive
-from .networks import cnn, logistic, mlp, resnet18
+from .networks import cnn, logistic, lstm, mlp, resnet18
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    make.__name__: make for make in (mlp, cnn, logistic, resnet18)
+    make.__name__: make for make in (mlp, cnn, logistic, lstm, resnet18)
 }
 
 

@@ -1,4 +1,4 @@
-"""Small networks for images and vectors; ResNet-18 with the stem for 32x32 images."""
+"""Small networks for images, vectors and texts; ResNet-18 with the stem for 32x32 images."""
 
 from __future__ import annotations
 
@@ -52,6 +52,36 @@ class _ChannelsLast(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         # contiguous(memory_format=...) would leave the strides of single-channel images alone
         return torch.empty_like(images, memory_format=torch.channels_last).copy_(images)
+
+
+def lstm(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    vocabulary: int = 10_000,
+    embedding: int = 64,
+    width: int = 128,
+) -> nn.Module:
+    """An LSTM over word numbers [n, length], 0 being padding at the end; one linear layer reads the
+    state after each text's last word. `vocabulary` must be at least that of the data."""
+    if len(input_shape) != 1:
+        raise ValueError(
+            f"the data has shape {tuple(input_shape)}; must be word numbers, (length,)"
+        )
+    return _TextClassifier(num_classes, vocabulary, embedding, width)
+
+
+class _TextClassifier(nn.Module):
+    def __init__(self, num_classes: int, vocabulary: int, embedding: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding, padding_idx=0)
+        self.lstm = nn.LSTM(embedding, width, batch_first=True)
+        self.scores = nn.Linear(width, num_classes)
+
+    def forward(self, words: Tensor) -> Tensor:
+        states, _ = self.lstm(self.embedding(words))
+        last = (words != 0).sum(dim=1).clamp_(min=1).sub_(1)
+        scores: Tensor = self.scores(states[torch.arange(len(words), device=words.device), last])
+        return scores
 
 
 def resnet18(

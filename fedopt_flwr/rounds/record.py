@@ -50,6 +50,8 @@ class RoundRecord:
     test_loss: float | None = None
     test_metric: float | None = None  # what model.metric measures
     test_accuracy: float | None = None  # the same where the metric is "accuracy"
+    global_train_loss: float | None = None  # Σ p_i f_i(x), with output.diagnostics
+    gradient_norm: float | None = None  # ‖∇f(x)‖, with output.diagnostics
     uplink_bytes: int = 0  # of encoded arrays, over all clients asked
     downlink_bytes: int = 0
     uplink_vectors: int = 0  # model-sized arrays, over all clients asked

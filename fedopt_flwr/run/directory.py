@@ -28,6 +28,7 @@ from .checkpoints import (
     remove_checkpoints_after,
     write_checkpoint,
 )
+from .result import Outcome
 
 CONFIG = "config.toml"
 ROUNDS = "rounds.jsonl"
@@ -111,6 +112,18 @@ class RunDirectory:
         self._take_lock()
         try:
             for name in (ROUNDS, CONFIG):
+                (self.path / name).unlink(missing_ok=True)
+        finally:
+            self._lock.release()
+
+    def remove_run(self) -> None:
+        """Remove the files of a run that did not come to its end, for another attempt.
+
+        ConfigError if another process is at it.
+        """
+        self._take_lock()
+        try:
+            for name in (ROUNDS, SUMMARY, MODEL, CURVES, CONFIG):
                 (self.path / name).unlink(missing_ok=True)
         finally:
             self._lock.release()
@@ -225,6 +238,25 @@ class RunDirectory:
         self._take_lock()
         self.close()
         return read_checkpoint(self.path)
+
+
+def read_finished(path: Path) -> Outcome:
+    """Return what a run that came to its end left in its folder; ConfigError if it is not whole."""
+    try:
+        lines = (path / ROUNDS).read_bytes().splitlines()
+        records = [_record(line) for line in lines]
+        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+        if not isinstance(summary, dict) or "diverged_at" not in summary:
+            raise ValueError(f"{SUMMARY} is not that of a run")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"output.directory: the run in {str(path)!r} cannot be read: {error}; remove it, and "
+            "it is run again"
+        ) from error
+    for record in records:
+        if record.test_loss is None and record.test_metric is not None:
+            record.test_loss = math.nan  # JSON knows no loss that is not finite
+    return Outcome(rounds=records, summary=summary)
 
 
 def _while_files_are_short(write: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import randomness
-from ..algorithm import ClientId
+from ..algorithm import ClientId, Plan
 from ..config.run_config import RunConfig
 from ..data import ClientData, FederatedData, fingerprint, load_federated_data, require_examples
 from ..errors import ConfigError, FedoptError, FedoptWarning, RunError
@@ -20,6 +20,7 @@ from ..own_code import described, file_digest, function_of, is_import_path
 from ..problems import about, collected, raise_together
 from ..randomness import derive
 from ..training.devices import pick_device
+from ..training.diagnostics import Diagnosis, diagnose
 from ..training.dry_run import try_evaluation, try_training
 from ..training.evaluation import Evaluation, Metric, accuracy, evaluate, named_loss, named_metric
 from ..training.flat_model import FlatModel
@@ -195,6 +196,14 @@ class Experiment:
         except (Exception, SystemExit) as error:  # of the user's module, loss, metric or data
             raise RunError(f"evaluation on the test data failed: {described(error)}") from error
         return Evaluation(loss, metric, self.metric_name)
+
+    def diagnose(self, model: FlatModel, plan: Plan) -> Diagnosis:
+        """Measure f and ∇f over the training data of all clients, which must be here."""
+        parts = [(plan.importance[i], data) for i, data in enumerate(self.data.clients)]
+        decay = self.config.training.weight_decay
+        local = self.has_local_buffers
+        with randomness.kept(self.device, derive(self.config.federation.seed, "diagnostics")):
+            return diagnose(model, parts, self.loss, weight_decay=decay, use_batch_statistics=local)
 
     def template(self) -> Instruction:
         """Return what stays the same in all instructions, under the name of a new run."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Row = Mapping[str, Any]  # of a comparison
 _LINES = ("-", "--", ":")  # after ten colours the next style
 
 
@@ -30,8 +32,10 @@ def draw_curves(
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13.0, 7.5), layout="constrained")
-    axes = figure.subplots(2, 3)
+    every = [record for seeds in runs.values() for records in seeds for record in records]
+    diagnosed = any(record.gradient_norm is not None for record in every)
+    figure = Figure(figsize=(13.0, 11.2 if diagnosed else 7.5), layout="constrained")
+    axes = figure.subplots(3 if diagnosed else 2, 3)
     figure.suptitle(title)
     for number, (name, seeds) in enumerate(runs.items()):
         style = {"color": colormaps["tab10"](number % 10), "ls": _LINES[number // 10 % len(_LINES)]}
@@ -45,6 +49,12 @@ def draw_curves(
     _label(axes[1, 1], "megabytes down and up, all clients", "test metric")
     _label(axes[1, 2], "seconds of rounds", "test metric")
     axes[0, 2].axis("off")
+    if diagnosed:
+        _label(axes[2, 0], "round", "loss over all training data")
+        _label(axes[2, 1], "round", "norm of the whole gradient")
+        for diagnosis_axes in axes[2, :2]:
+            diagnosis_axes.set_yscale("log")
+        axes[2, 2].axis("off")
     lines, names = axes[0, 0].get_legend_handles_labels()
     if lines:
         axes[0, 2].legend(lines, names, loc="center", ncols=2 if len(names) > 10 else 1)
@@ -66,8 +76,49 @@ def _draw_run(
     )
     axes[0, 1].plot([r.round for r in tested], [r.test_loss for r in tested], **style)
     axes[1, 0].plot([r.round for r in measured], metric, **style)
+    if len(axes) > 2:
+        diagnosed = [r for r in records if r.gradient_norm is not None]
+        numbers = [r.round for r in diagnosed]
+        axes[2, 0].plot(numbers, [r.global_train_loss for r in diagnosed], **style)
+        axes[2, 1].plot(numbers, [r.gradient_norm for r in diagnosed], **style)
     for place in (0, 1):
         axes[1, 1 + place].plot([costs[r.round][place] for r in measured], metric, **style)
+
+
+def draw_sweeps(
+    curves: Mapping[str, tuple[Sequence[float], Sequence[Row]]],
+    levels: Mapping[str, Row],
+    panels: Mapping[str, Callable[[Row], float | None]],
+    path: Path,
+    title: str,
+) -> None:
+    """Draw what `panels` find in rows over the values of a hyperparameter.
+
+    `curves` holds for each name the values and their rows; the rows of `levels` belong to no
+    value and are level lines.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.5 * len(panels) + 1.5, 4.8), layout="constrained")
+    figure.suptitle(title)
+    colours = colormaps["tab10"]
+    ticks = sorted({value for values, _ in curves.values() for value in values})
+    all_axes = figure.subplots(1, len(panels), squeeze=False, sharex=True)[0]
+    for axes, (heading, value_of) in zip(all_axes, panels.items(), strict=True):
+        for number, (name, (values, rows)) in enumerate(curves.items()):
+            heights = [math.nan if (y := value_of(row)) is None else y for row in rows]
+            axes.plot(values, heights, "o-", color=colours(number % 10), label=name)
+        for number, (name, row) in enumerate(levels.items(), len(curves)):
+            if (height := value_of(row)) is not None:
+                axes.axhline(height, ls="--", color=colours(number % 10), label=name)
+        if ticks[0] > 0:
+            axes.set_xscale("log")
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], rotation=45)
+        axes.minorticks_off()
+        _label(axes, "value of the hyperparameter", heading)
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    _save(figure, path)
 
 
 def draw_partition(counts: np.ndarray, path: Path, title: str) -> None:

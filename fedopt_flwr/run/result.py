@@ -12,12 +12,10 @@ from torch import nn
 from ..rounds.record import RoundRecord
 
 
-@dataclass
-class Result:
-    """What a run gives back: the final vector (NumPy, float32), the module with it, the records."""
+@dataclass(kw_only=True)
+class Outcome:
+    """What a run leaves behind but for its model: the records and what was computed of them."""
 
-    parameters: np.ndarray
-    model: nn.Module
     rounds: list[RoundRecord]
     summary: dict[str, Any]
     rounds_before: int = 0  # of the checkpoint that this call resumed
@@ -39,3 +37,11 @@ class Result:
         idle = [record for record in self.rounds if record.round >= self.idle_from]
         errors = [error for record in idle for error in record.errors] or [{}]
         return f"client {errors[-1].get('client')}: {errors[-1].get('error')}"
+
+
+@dataclass(kw_only=True)
+class Result(Outcome):
+    """What a run gives back: the final vector (NumPy, float32), the module with it, the records."""
+
+    parameters: np.ndarray
+    model: nn.Module

@@ -28,6 +28,7 @@ _MAY_CHANGE = {  # how long one waits, what computes, what is kept
     "output.checkpoint_every",
     "output.keep",
     "output.link_mbps",
+    "output.client_seconds",
 }
 
 

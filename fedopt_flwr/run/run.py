@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientId, Plan
-from ..errors import EndOfRun, FedoptError, FedoptWarning, RunError
+from ..errors import ConfigError, EndOfRun, FedoptError, FedoptWarning, RunError
 from ..flower import STATE_LOST, FederatedStrategy
 from ..own_code import described, is_import_path
 from ..rounds.record import NOT_COUNTED, RoundRecord
@@ -86,6 +86,11 @@ class Run:
         self._is_telling = False  # what is raised meanwhile is the listener's and no rule's
         self._directory: RunDirectory | None = None
         self._records: list[RoundRecord] = []
+        if config.output.diagnostics and not experiment.data.clients:
+            raise ConfigError(
+                "output.diagnostics: got true; the data of all clients must be in this process, "
+                "which it is in `fedopt simulate` and `fedopt compare` alone; set it to false"
+            )
         self._initial_loss: float | None = None  # on the test data; round 0 holds it where it is
         self.num_rounds = config.federation.num_rounds  # still to do
         self._checkpoint = checkpoint  # that the run continues from
@@ -102,6 +107,7 @@ class Run:
             config,
             template=experiment.template(),
             evaluate=experiment.evaluate if experiment.data.test is not None else None,
+            diagnose=experiment.diagnose if config.output.diagnostics else None,
             on_start=self._start,
             on_round=self._take,
             while_waiting=while_waiting,
@@ -225,12 +231,19 @@ class Run:
                 model.vector.nbytes,
                 self._initial_loss,
                 self._experiment.config.output.link_mbps,
+                self._experiment.config.output.client_seconds,
             ),
         }
         if self._records[-1:] and self._records[-1].taken_back:
             summary |= self._final_evaluation()
         before = self._checkpoint.server.round if self._checkpoint else 0
-        result = Result(vector, model.module, self._records, summary, before)
+        result = Result(
+            parameters=vector,
+            model=model.module,
+            rounds=self._records,
+            summary=summary,
+            rounds_before=before,
+        )
         if self._directory is not None:
             self._write_results(self._directory, result)
         for text in _worries(result):

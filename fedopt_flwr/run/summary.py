@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..rounds.record import NOT_FINITE, RoundRecord
 
-Measure = Literal["test_accuracy", "test_loss"]
+Measure = Literal["test_accuracy", "test_loss", "global_train_loss", "gradient_norm"]
 _TOTALS = ("failures", "uplink_bytes", "downlink_bytes", "uplink_vectors", "downlink_vectors")
 _DIVERGED = 20.0  # times the first loss
 _AS_BEFORE = 0.9  # times the first test loss: no better than an untrained model
@@ -20,7 +20,7 @@ _FITS = 0.5  # times the first test loss: a training loss that low is of a model
 def rounds_to_target(
     records: Sequence[RoundRecord], target: float, measure: Measure = "test_accuracy"
 ) -> int | None:
-    """Return the first round that reaches an accuracy (a fraction) or gets down to a loss."""
+    """Return the first round that reaches an accuracy (a fraction), or gets down to another."""
     return next((n for n, reached in _reached(records, target, measure) if reached), None)
 
 
@@ -109,10 +109,12 @@ def summarize(
     vector_bytes: int,
     initial_loss: float | None = None,
     link_mbps: float = 100.0,
+    client_seconds: float | None = None,
 ) -> dict[str, Any]:
     """Return the totals of a run; the keys of summary.json.
 
-    SRT = Σ_t [τ_comp + τ_comm V(t)]: measured local work, and vectors over a link.
+    SRT = Σ_t [τ_comp + τ_comm V(t)]: local work, `client_seconds` or as measured, and vectors over
+    a link.
     """
     link_seconds = vector_bytes * 8 / (link_mbps * 1e6)  # τ_comm
     last = next((r for r in reversed(records) if r.test_loss is not None), RoundRecord(0))
@@ -127,9 +129,12 @@ def summarize(
         "gigabytes": sum(r.uplink_bytes + r.downlink_bytes for r in records) / 1e9,
         "vectors_per_client": [r.vectors_per_client for r in records],
         "simulated_seconds": sum(
-            (r.client_seconds or 0.0) + link_seconds * r.vectors_per_client for r in records
+            (r.client_seconds or 0.0 if client_seconds is None else client_seconds)
+            + link_seconds * r.vectors_per_client
+            for r in records
         ),
         "diverged_at": diverged_at(records, initial_loss),
         "link_mbps": link_mbps,
+        "client_seconds": client_seconds,
         "seconds": sum(r.seconds for r in records),
     }

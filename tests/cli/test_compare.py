@@ -33,7 +33,8 @@ def test_compare_ends_with_a_table_and_curves(tmp_path: Path, in_process: InProc
         above = [n for n, loss in losses.items() if loss > 2.3]
         assert row["holds_from"]["loss 2.3"] == min(n for n in losses if n > max(above, default=-1))
     assert (tmp_path / "out" / "curves.png").is_file()
-    refused(in_process("compare", *arguments), "output.directory: 'out' exists")
+    other = in_process("compare", *arguments)
+    refused(other, "output.directory: 'out/fedavg' holds a run of another configuration")
 
 
 @pytest.mark.slow

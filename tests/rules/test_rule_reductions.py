@@ -16,6 +16,8 @@ from helpers import (
     softmax_gradient,
 )
 
+RATES = {"client_learning_rate": 0.05, "server_learning_rate": 1.0}  # FedAvg's own
+
 
 def test_zero_proximal_strength_is_fedavg() -> None:
     plain = final_parameters(softmax_config("fedavg"))
@@ -34,7 +36,7 @@ def test_full_momentum_coefficient_turns_fedavg_m_into_fedavg() -> None:
 
 @pytest.mark.parametrize(
     ("name", "plain"),
-    [("fedavgm", {"momentum": 0.0}), ("fedavg_m_vr", {"momentum": 1.0})],
+    [("fedavgm", {"momentum": 0.0}), ("fedavg_m_vr", {"momentum": 1.0, **RATES})],
 )
 def test_without_momentum_it_is_fedavg(name: str, plain: dict[str, float]) -> None:
     np.testing.assert_allclose(
@@ -53,7 +55,7 @@ def test_full_momentum_coefficient_turns_scaffold_m_into_scaffold() -> None:
 
 
 def test_scaffold_m_vr_with_full_weight_on_the_new_gradient_is_scaffold() -> None:
-    ours = final_parameters(softmax_config("scaffold_m_vr", momentum=1.0))
+    ours = final_parameters(softmax_config("scaffold_m_vr", momentum=1.0, **RATES))
     np.testing.assert_allclose(ours, final_parameters(softmax_config("scaffold")), atol=1e-5)
 
 
@@ -104,7 +106,8 @@ def test_fedmos_without_its_parts_is_fedavg_whose_first_step_is_full_batch() -> 
 def test_mb_storm_without_memory_is_minibatch_sgd() -> None:
     """β = 1, one step, everyone: gradient descent, as FedAvg with K = 1."""
     settings = [
-        softmax_config(name, 6, **o) for name, o in (("mb_storm", {"momentum": 1}), ("fedavg", {}))
+        softmax_config(name, 6, **RATES, **own)
+        for name, own in (("mb_storm", {"momentum": 1}), ("fedavg", {}))
     ]
     ends = [
         final_parameters({**s, "training": {"local_steps": 1, "batch_size": 0}}) for s in settings

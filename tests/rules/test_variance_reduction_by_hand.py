@@ -19,7 +19,7 @@ from fedopt_flwr.algorithms import (
 )
 from fedopt_flwr.errors import ConfigError, FedoptWarning
 
-ETA = {"client_learning_rate": 0.1}
+ETA = {"client_learning_rate": 0.1, "server_learning_rate": 1.0}
 HALF = [bowl([1.0], 0.0), bowl([1.0], -2.0)]  # at 1: gradients 1 and 3
 
 
@@ -65,7 +65,7 @@ def test_scaffold_m_vr_corrects_and_compares() -> None:
 
 @pytest.mark.parametrize(("momentum_rule", "g"), [("printed", 1.95), ("proved", 1.9)])
 def test_padamfed_vr_has_both_momentum_rules(momentum_rule: str, g: float) -> None:
-    rule = PAdaMFedVR(**ETA, server_learning_rate=1.0, momentum=0.5, momentum_rule=momentum_rule)
+    rule = PAdaMFedVR(**ETA, momentum=0.5, momentum_rule=momentum_rule)
     run = on_toys(rule, 1.0, HALF)
     run.round([0, 1])  # all directions are 2, normalised to 1
     assert run.x.tolist() == pytest.approx([0.9])

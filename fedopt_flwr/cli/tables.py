@@ -1,0 +1,119 @@
+"""Rows of a comparison: means over seeds, the first rounds that reach a target, a table."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from ..algorithms import ALGORITHMS
+from ..run.result import Outcome
+from ..run.summary import Measure, holds_from, rounds_to_target
+from .console import steady_console
+
+_MEANS = (
+    "final_test_accuracy",
+    "final_test_metric",
+    "best_test_accuracy",
+    "final_test_loss",
+    "gigabytes",
+    "simulated_seconds",
+    "seconds",
+)
+
+
+class Target(NamedTuple):
+    """What a run should reach; in rows "0.9" is an accuracy and "loss 0.5" a test loss."""
+
+    measure: Measure
+    value: float
+
+    @property
+    def key(self) -> str:
+        names = {"test_accuracy": "", "test_loss": "loss "}
+        return f"{names.get(self.measure, f'{self.measure} ')}{self.value:g}"
+
+    @property
+    def heading(self) -> str:
+        is_accuracy = self.measure == "test_accuracy"
+        return f"rounds to {100 * self.value:g} %" if is_accuracy else f"rounds to {self.key}"
+
+    def mean_round(self, first: Callable[..., int | None], runs: Sequence[Outcome]) -> float | None:
+        """Return the mean over the runs of the round that `first` finds."""
+        return _mean([first(run.rounds, self.value, self.measure) for run in runs])
+
+
+def result_row(
+    name: str, ended: Sequence[Outcome | str], targets: Sequence[Target]
+) -> dict[str, Any]:
+    """Return means over the seeds, and the standard deviation of the final accuracy.
+
+    Where a run failed, which is then text instead of an outcome, there are no means.
+    """
+    errors = [run for run in ended if isinstance(run, str)]
+    runs = [] if errors else [run for run in ended if not isinstance(run, str)]
+    summaries = [run.summary for run in runs]
+    finals = [s["final_test_accuracy"] for s in summaries if s["final_test_accuracy"] is not None]
+    return {
+        "algorithm": name,
+        "seeds": len(ended),
+        "hyperparameters": summaries[0]["hyperparameters"] if summaries else None,
+        **{key: _mean([s[key] for s in summaries]) for key in _MEANS},
+        "accuracy_deviation": statistics.stdev(finals) if len(finals) > 1 else None,
+        "rounds_to": {t.key: t.mean_round(rounds_to_target, runs) for t in targets},
+        "holds_from": {t.key: t.mean_round(holds_from, runs) for t in targets},
+        "failures": sum(s["failures"] for s in summaries),
+        "diverged_at": next((s["diverged_at"] for s in summaries if s["diverged_at"]), None),
+        "error": errors[0] if errors else None,
+    }
+
+
+def _mean(values: list[float | None]) -> float | None:
+    """None as soon as one run has none: it never got there."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
+def print_results(rows: list[dict[str, Any]], targets: Sequence[Target]) -> None:
+    """Print the table; a metric of the user's own stands in the place of accuracy."""
+    ran = [row for row in rows if row["error"] is None]
+    has_accuracy = not ran or any(row["final_test_accuracy"] is not None for row in ran)
+    table = Table()
+    for row in rows:
+        name = row["algorithm"]
+        is_experimental = ALGORITHMS[name.partition(":")[0]].experimental
+        cells = {
+            "algorithm": f"{name} (experimental)" if is_experimental else name,
+            "accuracy" if has_accuracy else "metric": _final(row),
+            "best": _number(row["best_test_accuracy"], ".4f"),
+            "test loss": _number(row["final_test_loss"], ".4f"),
+            **{t.heading: _number(row["rounds_to"][t.key], ".4g") for t in targets},
+            "GB": _number(row["gigabytes"], ".3g"),
+            "SRT s": _number(row["simulated_seconds"], ".1f"),
+            "seconds": _number(row["seconds"], ".1f"),
+            "failures": str(row["failures"]),
+        }
+        if not table.columns:
+            for heading in cells:
+                table.add_column(heading)
+        table.add_row(*cells.values())
+    console = steady_console(sys.stdout)
+    if not sys.stdout.isatty():
+        console.width = 160
+    console.print(table)
+
+
+def _final(row: dict[str, Any]) -> str:
+    if row["error"] is not None:
+        return "failed"
+    text = _number(row["final_test_metric"], ".4f")
+    if row["accuracy_deviation"] is not None:
+        text += f" ± {row['accuracy_deviation']:.4f}"
+    return f"{text} (diverged)" if row["diverged_at"] else text
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"

@@ -1,0 +1,52 @@
+"""What theorems speak of and no client knows alone: f and ∇f over the data of all clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from ..data import ClientData
+from .evaluation import evaluating
+from .flat_model import FlatModel
+from .objective import Loss, evaluation_chunks, outputs_of
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Σ p_i f_i(x), without weight decay as every loss that is recorded, and ‖∇f(x)‖ with it."""
+
+    global_train_loss: float
+    gradient_norm: float
+
+
+def diagnose(
+    model: FlatModel,
+    parts: Iterable[tuple[float, ClientData]],
+    loss: Loss,
+    *,
+    weight_decay: float = 0.0,
+    use_batch_statistics: bool = False,
+) -> Diagnosis:
+    """Measure the model as it stands, as it is evaluated: no dropout, no clipping.
+
+    `parts` are each client's p_i and data. It costs a pass with gradients over all of them.
+    """
+    value = 0.0
+    gradient = torch.zeros_like(model.vector)
+    # cuDNN's recurrent layers have no gradient in evaluation
+    cudnn = torch.backends.cudnn.flags(enabled=False)
+    with evaluating(model, use_batch_statistics), torch.enable_grad(), cudnn:
+        for share, data in parts:
+            chunks = evaluation_chunks(torch.arange(data.num_examples))
+            for rows, batch in zip(chunks, data.batches(chunks, model.device), strict=True):
+                inputs, targets = batch
+                model.gradient.zero_()
+                mean = loss(outputs_of(model.module, inputs, len(rows)), targets)
+                mean.backward()  # type: ignore[no-untyped-call]
+                weight = share * len(rows) / data.num_examples
+                gradient.add_(model.gradient, alpha=weight)
+                value += weight * float(mean.detach())
+    gradient.add_(model.vector, alpha=weight_decay)
+    return Diagnosis(value, float(torch.linalg.vector_norm(gradient)))
