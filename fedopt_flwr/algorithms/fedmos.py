@@ -6,7 +6,8 @@ Momentum and Adaptive Selection", INFOCOM 2023, Algorithm 1, equations (3) and (
 Deviations: η_g, 1 in the paper; b = −ηI·u, so that it stands where every rule's step size stands,
 and keeps the η of its rounds where a schedule changes η. Where K_i differ, I being undefined in the
 paper, Δ_i counts as it is, and who takes more steps counts more. With the sampler `clustered` the
-warm-up rounds train the model and count in T; in the authors' script they do neither.
+warm-up rounds train the model and count in T; in the authors' script they do neither. The summary
+says how many they were (`warmup_rounds`): subtract them where samplers are compared.
 Defaults: a = 0.1, β = 0.8, μ = 0.001, from the authors' published script; the theory wants
 β ≤ min{√(Lη/(24μ)), 1/4} and μI in [1, 9/8]. η = 0.05, η_g = 1. p_i = n_i/Σn.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -12,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ..config.run_config import RunConfig
@@ -33,7 +33,6 @@ _METHOD = "forkserver" if hasattr(os, "fork") else "spawn"
 
 def attempt(config: RunConfig, train: Callable[[], Outcome]) -> Outcome | str:
     """Return a run's outcome, or in one line why it failed; `run.log` has the whole traceback."""
-    directory = config.output.directory or Path()
     try:
         return train()
     except FedoptError as error:
@@ -42,7 +41,9 @@ def attempt(config: RunConfig, train: Callable[[], Outcome]) -> Outcome | str:
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         failure = error
-    with logging_to(directory):
+    with contextlib.ExitStack() as stack:
+        if config.output.directory is not None:
+            stack.enter_context(logging_to(config.output.directory))
         LOG.debug("the run failed", exc_info=failure)
     return text
 

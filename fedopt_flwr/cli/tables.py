@@ -67,6 +67,7 @@ def result_row(
         "holds_from": {t.key: t.mean_round(holds_from, runs) for t in targets},
         "failures": sum(s["failures"] for s in summaries),
         "diverged_at": next((s["diverged_at"] for s in summaries if s["diverged_at"]), None),
+        "warmup_rounds": summaries[0].get("warmup_rounds") if summaries else None,
         "error": errors[0] if errors else None,
     }
 
@@ -104,6 +105,13 @@ def print_results(rows: list[dict[str, Any]], targets: Sequence[Target]) -> None
     if not sys.stdout.isatty():
         console.width = 160
     console.print(table)
+    for row in rows:
+        if row["warmup_rounds"]:
+            console.print(
+                f"{row['algorithm']}: in the first {row['warmup_rounds']} rounds all clients took "
+                "part, to be grouped; they count above",
+                soft_wrap=True,
+            )
 
 
 def _final(row: dict[str, Any]) -> str:

@@ -234,6 +234,8 @@ class Run:
                 self._experiment.config.output.client_seconds,
             ),
         }
+        if (warm_up := self._warm_up_rounds()) is not None:
+            summary["warmup_rounds"] = warm_up
         if self._records[-1:] and self._records[-1].taken_back:
             summary |= self._final_evaluation()
         before = self._checkpoint.server.round if self._checkpoint else 0
@@ -249,6 +251,15 @@ class Run:
         for text in _worries(result):
             warnings.warn(text, FedoptWarning, stacklevel=2)
         return result
+
+    def _warm_up_rounds(self) -> int | None:
+        """Return how many rounds all clients took part in before `clustered` grouped them."""
+        federation = self._experiment.config.federation
+        if federation.sampler != "clustered":
+            return None
+        rounds = [record for record in self._records if record.round]
+        everyone = takewhile(lambda r: r.num_asked == federation.num_clients, rounds)
+        return len(list(everyone))
 
     def _final_evaluation(self) -> dict[str, float | None]:
         """Evaluate the model that is left when the last round was taken back."""

@@ -251,3 +251,13 @@ def test_a_clustered_run_resumes_with_the_same_groups(tmp_path) -> None:  # type
     resumed = resume(tmp_path / "again", model=linear_model, client_data=data)
     assert [record.round for record in resumed.rounds] == list(range(9))
     assert resumed.parameters.tobytes() == whole.parameters.tobytes()
+
+
+@pytest.mark.parametrize("sampler", ["clustered", "adaptive"])
+def test_the_summary_says_how_many_rounds_were_warm_up(sampler: str) -> None:
+    data = as_datasets(softmax_clients(SIZES))
+    result = simulate(config(sampler, "fedmos"), linear_model, data)
+    asked = [record.num_asked for record in result.rounds if record.round]
+    assert result.summary.get("warmup_rounds") == (2 if sampler == "clustered" else None)
+    assert (asked[:3] == [6, 6, asked[2]]) == (sampler == "clustered")
+    assert asked[2] < 6
