@@ -21,13 +21,23 @@ from fedopt_flwr.data import load_federated_data
 from fedopt_flwr.run.experiment import Experiment
 from fedopt_flwr.run.simulate import run_experiment
 
-SGD = {"client_learning_rate": [0.02, 0.05, 0.1, 0.2]}
-SERVER_ADAPTIVE = {"client_learning_rate": [0.05, 0.1], "server_learning_rate": [0.003, 0.01, 0.03]}
-LOCAL_ADAM = {"client_learning_rate": [0.0003, 0.001, 0.003]}
-REDUCED = {"client_learning_rate": [0.01, 0.02, 0.05], "momentum": [0.2, 0.8]}
+SGD = {"client_learning_rate": [0.02, 0.05, 0.1, 0.2, 0.4]}
+SERVER_ADAPTIVE = {
+    "client_learning_rate": [0.1, 0.2, 0.4],
+    "server_learning_rate": [0.003, 0.01, 0.03, 0.1],
+}
+LOCAL_ADAM = {"client_learning_rate": [0.0003, 0.001, 0.003, 0.01]}
+REDUCED = {
+    "client_learning_rate": [0.002, 0.005, 0.01],
+    "server_learning_rate": [5.0, 10.0, 20.0],
+    "momentum": [0.6, 0.8, 0.9],
+}
 GRIDS: dict[str, dict[str, list[float]]] = {
-    **dict.fromkeys(("fedadagrad", "fedadam", "fedyogi", "fedams"), SERVER_ADAPTIVE),
+    **dict.fromkeys(("fedadagrad", "fedadam", "fedyogi"), SERVER_ADAPTIVE),
     **dict.fromkeys(("fedavg_m_vr", "scaffold_m_vr"), REDUCED),
+    "fedavg_m": {"client_learning_rate": [0.1, 0.2, 0.4, 0.8, 1.6]},
+    "fedams": {"client_learning_rate": [0.1, 0.2], "server_learning_rate": [0.03, 0.1, 0.3, 1.0]},
+    "mb_storm": {"client_learning_rate": [0.005, 0.01, 0.02, 0.05]},
     **dict.fromkeys(("local_adam", "fa_nt", "fadamgc"), LOCAL_ADAM),
 }
 

@@ -50,7 +50,8 @@ class Study(NamedTuple):
     claims: tuple[Claim, ...]
     variants: Mapping[str, tuple[str, ...]] = {"": ()}
     best_by: Measure = "accuracy"
-    target: float = 0.95  # accuracy, of `rounds`
+    counts_rounds: bool = False  # to `target`; its file evaluates often enough
+    target: float = 0.95  # accuracy
 
 
 def over(key: str, *values: float) -> tuple[Point, ...]:
@@ -146,7 +147,14 @@ STUDIES: dict[str, Study] = {
         "r2.small.toml",
         {f"β = {b:g}": Row("scaffold_m", MLP_RATES, {"momentum": b}) for b in BETAS},
         (
-            Claim("largest rise of accuracy from a β to the next larger", _largest_rise, "<", 0.0),
+            Claim(
+                "largest rise of accuracy from a β to the next larger",
+                _largest_rise,
+                "<",
+                0.0,
+                "From 0.1 to 0.2. Best is 0.2 to 0.5; β = 0.1 is behind them and varies more from "
+                "seed to seed, with the same η as best of its grid.",
+            ),
             Claim("accuracy(β = 0.1) − accuracy(β = 1)", _gap("β = 0.1", "β = 1"), ">", 0.003),
         ),
     ),
@@ -180,11 +188,20 @@ STUDIES: dict[str, Study] = {
             ),
             **{name: Row(name, VR_POINTS) for name in ("fedavg_m_vr", "scaffold_m_vr")},
         },
-        tuple(
+        (
             Claim(
-                f"test loss(mb_storm) − test loss({name})", _lower_loss(name, "mb_storm"), ">", 0.05
-            )
-            for name in ("fedavg_m_vr", "scaffold_m_vr")
+                "test loss(mb_storm) − test loss(fedavg_m_vr)",
+                _lower_loss("fedavg_m_vr", "mb_storm"),
+                ">",
+                0.05,
+            ),
+            Claim(
+                "test loss(mb_storm) − test loss(scaffold_m_vr)",
+                _lower_loss("scaffold_m_vr", "mb_storm"),
+                ">",
+                0.05,
+                "The point that is best on seed 0, with 1.49, ends at 1.73 on seed 1.",
+            ),
         ),
         best_by="loss",
     ),
@@ -205,6 +222,7 @@ STUDIES: dict[str, Study] = {
                 "is claimed, and on examples/mnist.toml fedavg needs fewer rounds.",
             ),
         ),
+        counts_rounds=True,
     ),
     "R6": Study(
         "Yan et al., ICLR 2025, figures 1 and 2: PAdaMFed is ahead without tuning, and robust",
@@ -276,6 +294,7 @@ STUDIES: dict[str, Study] = {
         ),
         {a: (f"data.partition.concentration={a}",) for a in ("0.1", "1.0")},
         best_by="rounds",
+        counts_rounds=True,
     ),
     "R9": Study(
         f'"{FADAMGC}", figures 4 and 9: rounds rise slowly as fewer clients are tracked',
@@ -293,5 +312,6 @@ STUDIES: dict[str, Study] = {
             ),
         ),
         best_by="rounds",
+        counts_rounds=True,
     ),
 }

@@ -199,7 +199,7 @@ def _configs(asked: Comparison) -> dict[str, RunConfig]:
         raise ConfigError(
             f"--set {absent[0]}.…: {absent[0]} is not among --algorithms ({', '.join(names)})"
         )
-    own = {name: by_section.pop(name) for name in dict.fromkeys(names)}
+    own = {name: by_section.pop(name) for name in set(names)}
     for_all = {
         setting.partition("=")[0][len("algorithm.") :].strip(): setting
         for setting in by_section.pop("algorithm")
@@ -214,18 +214,22 @@ def _configs(asked: Comparison) -> dict[str, RunConfig]:
         )
     configs = {}
     for label, name in zip(asked.labels, names, strict=True):
-        variant = label.split(":")[1:]
-        if not all("=" in setting for setting in variant):
-            raise ConfigError(
-                f"--algorithms: got {label!r}; a variant is NAME:KEY=VALUE, and :KEY=VALUE for "
-                "each other key"
-            )
         chosen = [s for key, s in for_all.items() if key in ALGORITHMS[name].model_fields]
         chosen += [s.replace(f"{name}.", "algorithm.", 1) for s in own[name]]
-        chosen += [f"algorithm.{setting}" for setting in variant]
-        configs[label] = base.for_rule(name).updated(chosen)
+        configs[label] = base.for_rule(name).updated([*chosen, *_variant(label)])
     _require_diagnostics(base, asked.targets)
     return configs
+
+
+def _variant(label: str) -> list[str]:
+    """Return the settings that a label adds to its rule's."""
+    variant = label.split(":")[1:]
+    if not all("=" in setting for setting in variant):
+        raise ConfigError(
+            f"--algorithms: got {label!r}; a variant is NAME:KEY=VALUE, and :KEY=VALUE for "
+            "each other key"
+        )
+    return [f"algorithm.{setting}" for setting in variant]
 
 
 def _require_diagnostics(config: RunConfig, targets: Sequence[Target]) -> None:

@@ -228,16 +228,19 @@ def _r10_row(results: Results) -> str:
 
 def _study_table(name: str, study: Study, results: Results) -> str:
     lines = [f"## {name}", "", f"{study.source}. `examples/papers/{study.file}`", ""]
+    rounds = f"rounds to {100 * study.target:g} % | " if study.counts_rounds else ""
     lines += [
-        f"| | row | best point | accuracy | test loss | rounds to {100 * study.target:g} % |",
-        "|---|---|---|---|---|---|",
+        f"| | row | best point | accuracy | test loss | {rounds}".rstrip(),
+        f"|---|---|---|---|---|{'---|' if rounds else ''}",
     ]
     for variant in study.variants:
         for row in study.rows:
             point = results.best_point(name, variant, row)
             cells = [variant, row, _label("", point).removeprefix(", ") or "–"]
-            measures: tuple[Measure, ...] = ("accuracy", "loss", "rounds")
-            for measure, form in zip(measures, (".4f", ".4f", ".1f"), strict=True):
+            forms: dict[Measure, str] = {"accuracy": ".4f", "loss": ".4f"}
+            if rounds:
+                forms["rounds"] = ".1f"
+            for measure, form in forms.items():
                 cells.append(_mean_of(results.values(name, variant, row, measure), form))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

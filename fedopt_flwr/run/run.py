@@ -86,11 +86,7 @@ class Run:
         self._is_telling = False  # what is raised meanwhile is the listener's and no rule's
         self._directory: RunDirectory | None = None
         self._records: list[RoundRecord] = []
-        if config.output.diagnostics and not experiment.data.clients:
-            raise ConfigError(
-                "output.diagnostics: got true; the data of all clients must be in this process, "
-                "which it is in `fedopt simulate` and `fedopt compare` alone; set it to false"
-            )
+        _require_data_to_diagnose(experiment)
         self._initial_loss: float | None = None  # on the test data; round 0 holds it where it is
         self.num_rounds = config.federation.num_rounds  # still to do
         self._checkpoint = checkpoint  # that the run continues from
@@ -330,6 +326,14 @@ def _why_taken_back(last: RoundRecord) -> str:
         f"; round {last.round} was taken back ({text}); where that is one client's doing, set "
         "federation.max_reply_norm"
     )
+
+
+def _require_data_to_diagnose(experiment: Experiment) -> None:
+    if experiment.config.output.diagnostics and not experiment.data.clients:
+        raise ConfigError(
+            "output.diagnostics: got true; the data of all clients must be in this process, which "
+            "it is in `fedopt simulate` and `fedopt compare` alone; set it to false"
+        )
 
 
 def _require_states(record: RoundRecord) -> None:
