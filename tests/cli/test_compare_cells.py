@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,8 @@ def test_a_process_that_is_killed_is_a_row(tmp_path: Path) -> None:
 def test_all_processes_end_with_the_command(tmp_path: Path, how: signal.Signals) -> None:
     arguments = ["compare", "--algorithms", "fedavg,fedprox", *QUICK, *OUT, "--jobs", "2"]
     command = [str(FEDOPT), *arguments, "--set", "federation.num_rounds=100000"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=-1, stderr=-1) as process:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background has it not
+    with subprocess.Popen(command, cwd=tmp_path, stdout=-1, stderr=-1, preexec_fn=heard) as process:
         begun = [tmp_path / "out" / name / "rounds.jsonl" for name in ("fedavg", "fedprox")]
         wait_until(lambda: all(p.exists() and p.stat().st_size for p in begun), lambda: "rounds")
         process.send_signal(how)
