@@ -37,7 +37,8 @@ class Sweep(NamedTuple):
 
     @property
     def labels(self) -> list[str]:
-        return [f"{self.rule}:{self.key}={value:g}" for value in self.values]
+        values = [repr(value).removesuffix(".0") for value in self.values]
+        return [f"{self.rule}:{self.key}={value}" for value in values]
 
 
 class Comparison(NamedTuple):

@@ -140,12 +140,19 @@ def _run(
     if cells:
         load_test_data(next(iter(cells.values())))  # data that is absent is said once
 
+    failed: list[str] = []
+
     def keep(cell: Cell, outcome: Outcome | str, warned: list[str]) -> None:
+        if isinstance(outcome, str):  # not kept: it says nothing of the rule
+            failed.append(f"{_key(cell)}: {outcome}")
+            return
         found = _measures(outcome, study.target)
         results.keep(_key(cell), found)
         print(f"  {_key(cell)}: {json.dumps(found)}", flush=True)
 
     run_side_by_side(cells, jobs=jobs, workers=1, on_end=keep)
+    if failed:
+        raise RunError("\n".join([*failed, f"{name}: run it again for what is missing"]))
 
 
 def _config(study: Study, variant: str, row: Row, point: Point, seed: int) -> RunConfig:
@@ -154,9 +161,7 @@ def _config(study: Study, variant: str, row: Row, point: Point, seed: int) -> Ru
     return config.for_rule(row.rule).with_values({**values, "federation.seed": seed})
 
 
-def _measures(outcome: Outcome | str, target: float) -> dict[str, Any]:
-    if isinstance(outcome, str):
-        return {"error": outcome}
+def _measures(outcome: Outcome, target: float) -> dict[str, Any]:
     summary = outcome.summary
     loss = summary["final_test_loss"]
     is_finite = loss is not None and math.isfinite(loss)

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from processes import FEDOPT, QUICK, InProcess, fedopt, refused, wait_until
 
+from fedopt_flwr.cli.comparison import Sweep
+
 OUT = ["--set", "output.directory=out"]
 TIMES = {"seconds", "client_seconds"}
 
@@ -212,6 +214,12 @@ def test_a_curve_over_a_value_has_a_row_and_a_point_for_each(
     reached = [number for number, norm in norms.items() if norm <= 0.7]
     assert rows["fedavg"]["rounds_to"]["gradient_norm 0.7"] == min(reached, default=None)
     assert (tmp_path / "out" / "sweep.png").is_file()
+
+
+def test_close_values_stay_apart() -> None:
+    sweep = Sweep("padamfed", "step_scale", (0.1, 0.1000001, 3.0))
+    numbers = ("0.1", "0.1000001", "3")
+    assert sweep.labels == [f"padamfed:step_scale={number}" for number in numbers]
 
 
 @pytest.mark.parametrize(

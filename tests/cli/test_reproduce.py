@@ -12,6 +12,7 @@ from processes import InProcess, refused
 
 from fedopt_flwr.cli import reproduction
 from fedopt_flwr.cli.claims import STUDIES, Claim, Row, Study, over
+from fedopt_flwr.run.result import Outcome
 
 RATES = (0.01, 0.5, 1e30)  # the last diverges
 SMALL = """
@@ -81,6 +82,27 @@ def test_missing_cells_run_and_claims_are_judged(toy: Path, in_process: InProces
     ]
     assert len(cells(toy)) == len(found) + 1
     assert (toy / "docs/reproduction.md").read_text().splitlines()[:14] == text.splitlines()[:14]
+
+
+def test_a_run_that_failed_is_no_result(
+    toy: Path, in_process: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was killed says nothing of its rule; the next attempt runs it again."""
+    good = Outcome(
+        rounds=[], summary={"final_test_accuracy": 0.5, "final_test_loss": 1.0, "seconds": 1.0}
+    )
+
+    def run(cells: Any, *, on_end: Any, **_: int) -> None:
+        for number, cell in enumerate(cells):
+            on_end(cell, "its process ended with exit code -9" if number == 0 else good, [])
+
+    monkeypatch.setattr(reproduction, "run_side_by_side", run)
+    result = in_process("reproduce", "R1")
+    assert result.returncode == 1
+    assert "exit code -9" in result.stderr
+    assert "R1: run it again for what is missing" in result.stderr
+    assert len(cells(toy)) == 2 * (len(RATES) + 1) - 1
+    assert all("error" not in found for found in cells(toy).values())
 
 
 def test_what_was_not_run_is_said(toy: Path) -> None:
