@@ -57,6 +57,13 @@ def client(
     insecure: Insecure = False,
     health: HealthAddress = None,
     metrics: MetricsAddress = None,
+    evaluation: Annotated[
+        bool,
+        typer.Option(
+            "--evaluation/--no-evaluation",
+            help="Evaluate models on held-out examples if the server asks, or tell it nothing.",
+        ),
+    ] = True,
     debug: Debug = False,
 ) -> None:
     """Train on this machine's data for a server; CONFIG says which data, device and own code."""
@@ -87,7 +94,9 @@ def client(
     with _first_free(ids, state_dir) if one_of else contextlib.nullcontext(ids) as own:
         connections = Connections(own)
         with _observed(connections, tls, health, metrics, say):
-            errors = serve_clients(run_config, own, state_dir, where, say, connections)
+            errors = serve_clients(
+                run_config, own, state_dir, where, say, connections, evaluate=evaluation
+            )
     if errors:
         raise errors[0]
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..algorithms import ALGORITHMS
-from ..config.sections import MAX_SEED
+from ..config.sections import KNOWN_BETTER, MAX_SEED
 from ..errors import ConfigError
 from ..problems import unknown_name
 from .console import Debug
 from .options import AlgorithmName, ConfigFile, Settings, Workers
 
 if TYPE_CHECKING:
-    from ..run.summary import Measure
     from .comparison import Sweep
     from .tables import Target
 
@@ -34,8 +33,8 @@ def compare(
     targets: Annotated[
         str,
         typer.Option(
-            help="Accuracies whose first round is shown, with commas; gradient_norm=VALUE and "
-            "global_train_loss=VALUE too, with output.diagnostics."
+            help="Accuracies whose first round is shown, with commas; NAME=VALUE too, of a metric "
+            "in evaluation.metrics, or with output.diagnostics gradient_norm, global_train_loss."
         ),
     ] = "0.8,0.9",
     loss_targets: Annotated[
@@ -88,12 +87,12 @@ def _targets(text: str) -> list[Target]:
     from .tables import Target
 
     found = []
-    measures: dict[str, Measure] = {m: m for m in ("gradient_norm", "global_train_loss")}
+    measures = KNOWN_BETTER.keys() - {"test_accuracy", "test_loss", "train_loss"}
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, number = part.partition("=")
         if equals and name not in measures:
             raise ConfigError(unknown_name("--targets", name, measures))
-        measure = measures.get(name, "test_accuracy")
+        measure = name if equals else "test_accuracy"
         limits = {} if equals else {"largest": 1.0}
         found += [Target(measure, n) for n in _numbers("--targets", number or part, **limits)]
     return list(dict.fromkeys(found))

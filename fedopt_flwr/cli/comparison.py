@@ -218,7 +218,7 @@ def _configs(asked: Comparison) -> dict[str, RunConfig]:
         chosen = [s for key, s in for_all.items() if key in ALGORITHMS[name].model_fields]
         chosen += [s.replace(f"{name}.", "algorithm.", 1) for s in own[name]]
         configs[label] = base.for_rule(name).updated([*chosen, *_variant(label)])
-    _require_diagnostics(base, asked.targets)
+    _require_measured(base, asked.targets)
     return configs
 
 
@@ -233,13 +233,19 @@ def _variant(label: str) -> list[str]:
     return [f"algorithm.{setting}" for setting in variant]
 
 
-def _require_diagnostics(config: RunConfig, targets: Sequence[Target]) -> None:
+def _require_measured(config: RunConfig, targets: Sequence[Target]) -> None:
     for target in targets:
         is_diagnostic = target.measure in ("global_train_loss", "gradient_norm")
         if is_diagnostic and not config.output.diagnostics:
             raise ConfigError(
                 f"--targets: got {target.measure}, which is not recorded unless "
                 "output.diagnostics is true; add --set output.diagnostics=true"
+            )
+        named = {"test_accuracy", "test_loss", config.model.metric, *config.evaluation.metrics}
+        if not is_diagnostic and target.measure not in named:
+            raise ConfigError(
+                f"--targets: got {target.measure}, which is not measured; add it to "
+                "evaluation.metrics"
             )
 
 

@@ -112,7 +112,7 @@ def _own_data(config: RunConfig) -> str:
     from ..training.devices import pick_device
 
     facts = Facts(num_clients=config.federation.num_clients, seed=config.federation.seed)
-    (own,) = load_client_data(config.data, facts, [0], config.import_folders).values()
+    ((own, _),) = load_client_data(config.data, facts, [0], config.import_folders).values()
     return (
         f"a client with {own.num_examples:,} examples of its own ({config.data.name}) on "
         f"{pick_device(config.training.device)}; the server decides what is trained"

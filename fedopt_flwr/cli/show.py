@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -18,7 +19,7 @@ from ..algorithm import Algorithm, Plan
 from ..algorithms.padamfed import PAdaMFed
 from ..algorithms.padamfed_vr import PAdaMFedVR
 from ..errors import RunError, Terminated
-from ..rounds.record import RoundRecord
+from ..rounds.record import TOO_LATE, RoundRecord
 from ..run.checkpoints import has_checkpoint
 from ..run.experiment import Experiment
 from ..run.result import Result
@@ -121,8 +122,11 @@ class RunDisplay:
         """Move the bar, or print a line now and then; errors of clients always."""
         self._last_round = record.round
         for item in record.errors:
-            grouped = item["phase"] == "gradient"  # before the round, by the clustered sampler
-            missed = "not grouped by its gradient" if grouped else "not counted"
+            if item["error"] == TOO_LATE:
+                continue
+            # by the clustered sampler before the round; after it
+            others = {"gradient": "not grouped by its gradient", "evaluate": "did not evaluate"}
+            missed = others.get(item["phase"], "not counted")
             who = f"round {record.round}: client {item['client']}"
             self._print(f"{who} {missed}: {item['error']}", "yellow")
         if self._progress is not None:
@@ -148,9 +152,22 @@ class RunDisplay:
             f"best {best:.4f}" if best is not None else "",
             f"{summary['gigabytes']:.3g} GB",
             f"{summary['seconds']:.1f} s",
-            f"{summary['failures']} failures" if summary["failures"] else "",
+            f"{failures} failures" if (failures := summary["failures"] - summary["late"]) else "",
+            f"{summary['late']} late" if summary["late"] else "",
         ]
         self._print("done: " + ", ".join(part for part in parts if part))
+        if len(summary["final_test_metrics"]) > 1:
+            values = summary["final_test_metrics"].items()
+            self._print(", ".join(f"{name} {value:.4f}" for name, value in values))
+        found = summary["final_on_clients"]
+        if found is not None:
+            told = f"{len(found['clients'])} of {found['asked']} clients"
+            refused = f", {found['refused']} refused" if found["refused"] else ""
+            self._print(f"{on_clients_text(found)} ({told}{refused})")
+        if summary["stopped"]:
+            self._print(f"stopped {summary['stopped']}")
+        if summary["best_round"] is not None:
+            self._print(f"best model: round {summary['best_round']}, {summary['best_value']:.4f}")
         if self._directory is not None:
             self._print(f"results in {self._directory}")
         if result.last_error is not None:
@@ -216,6 +233,16 @@ def _measured(accuracy: float | None, metric: float | None) -> str:
     return f"{'metric' if accuracy is None else 'accuracy'} {metric:.4f}"
 
 
+def on_clients_text(found: Mapping[str, Any]) -> str:
+    """Return in a few words what clients found on what they held out."""
+    spread = found["spread"]
+    name = "accuracy" if "accuracy" in spread else next(iter(spread), "")
+    if not name:
+        return "clients: no value"
+    own = spread[name]
+    return f"clients' {name} {own['mean']:.4f}, worst tenth {own['worst']:.4f}"
+
+
 def _state(record: RoundRecord) -> str:
     parts = []
     if record.train_loss is not None:
@@ -223,6 +250,8 @@ def _state(record: RoundRecord) -> str:
     if record.test_loss is not None:
         parts.append(f"test loss {record.test_loss:.4f}")
     parts.append(_measured(record.test_accuracy, record.test_metric))
-    if record.failures:
-        parts.append(f"{record.failures} failed")
+    if record.on_clients is not None:
+        parts.append(on_clients_text(record.on_clients))
+    if failed := record.failures - record.num_late:
+        parts.append(f"{failed} failed")
     return "  ".join(part for part in parts if part)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..algorithms import ALGORITHMS
 from ..run.result import Outcome
-from ..run.summary import Measure, holds_from, rounds_to_target
+from ..run.summary import holds_from, rounds_to_target
 from .console import steady_console
 
 _MEANS = (
@@ -28,7 +28,7 @@ _MEANS = (
 class Target(NamedTuple):
     """What a run should reach; in rows "0.9" is an accuracy and "loss 0.5" a test loss."""
 
-    measure: Measure
+    measure: str  # of KNOWN_BETTER
     value: float
 
     @property
@@ -65,11 +65,32 @@ def result_row(
         "accuracy_deviation": statistics.stdev(finals) if len(finals) > 1 else None,
         "rounds_to": {t.key: t.mean_round(rounds_to_target, runs) for t in targets},
         "holds_from": {t.key: t.mean_round(holds_from, runs) for t in targets},
-        "failures": sum(s["failures"] for s in summaries),
+        "failures": sum(s["failures"] - s["late"] for s in summaries),
+        "metrics": _mean_metrics(runs),
+        "on_clients": _mean_spread(runs),
+        "stopped": [s["stopped"] for s in summaries],
+        "best_round": _mean([s["best_round"] for s in summaries]),
+        "best_value": _mean([s["best_value"] for s in summaries]),
         "diverged_at": next((s["diverged_at"] for s in summaries if s["diverged_at"]), None),
         "warmup_rounds": summaries[0].get("warmup_rounds") if summaries else None,
         "error": errors[0] if errors else None,
     }
+
+
+def _mean_metrics(runs: Sequence[Outcome]) -> dict[str, float | None]:
+    found = [run.summary["final_test_metrics"] for run in runs]
+    names = dict.fromkeys(name for metrics in found for name in metrics)
+    return {name: _mean([metrics.get(name) for metrics in found]) for name in names}
+
+
+def _mean_spread(runs: Sequence[Outcome]) -> dict[str, float | None]:
+    """Return means over the runs of what clients found of the first metric, else of the loss."""
+    found = [run.summary["final_on_clients"] for run in runs]
+    if not found or None in found or not all(each["spread"] for each in found):
+        return {}
+    name = list(found[0]["spread"])[:2][-1]
+    spreads = [each["spread"].get(name, {}) for each in found]
+    return {key: _mean([spread.get(key) for spread in spreads]) for key in ("mean", "worst")}
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -82,6 +103,10 @@ def print_results(rows: list[dict[str, Any]], targets: Sequence[Target]) -> None
     """Print the table; a metric of the user's own stands in the place of accuracy."""
     ran = [row for row in rows if row["error"] is None]
     has_accuracy = not ran or any(row["final_test_accuracy"] is not None for row in ran)
+    more = list(dict.fromkeys(name for row in ran for name in row["metrics"]))
+    more = [name for name in more if name != "accuracy"] if has_accuracy else more[1:]
+    on_clients = any(row["on_clients"] for row in ran)
+    keeps_best = any(row["best_round"] is not None for row in ran)
     table = Table()
     for row in rows:
         name = row["algorithm"]
@@ -90,7 +115,10 @@ def print_results(rows: list[dict[str, Any]], targets: Sequence[Target]) -> None
             "algorithm": f"{name} (experimental)" if is_experimental else name,
             "accuracy" if has_accuracy else "metric": _final(row),
             "best": _number(row["best_test_accuracy"], ".4f"),
+            **{name: _number(row["metrics"].get(name), ".4f") for name in more},
             "test loss": _number(row["final_test_loss"], ".4f"),
+            **(_client_cells(row) if on_clients else {}),
+            **({"best round": _number(row["best_round"], ".4g")} if keeps_best else {}),
             **{t.heading: _number(row["rounds_to"][t.key], ".4g") for t in targets},
             "GB": _number(row["gigabytes"], ".3g"),
             "SRT s": _number(row["simulated_seconds"], ".1f"),
@@ -106,12 +134,22 @@ def print_results(rows: list[dict[str, Any]], targets: Sequence[Target]) -> None
         console.width = 160
     console.print(table)
     for row in rows:
+        for reason in filter(None, row["stopped"]):
+            console.print(f"{row['algorithm']}: stopped {reason}", soft_wrap=True)
         if row["warmup_rounds"]:
             console.print(
                 f"{row['algorithm']}: in the first {row['warmup_rounds']} rounds all clients took "
                 "part, to be grouped; they count above",
                 soft_wrap=True,
             )
+
+
+def _client_cells(row: dict[str, Any]) -> dict[str, str]:
+    found = row["on_clients"]
+    return {
+        "clients": _number(found.get("mean"), ".4f"),
+        "worst tenth": _number(found.get("worst"), ".4f"),
+    }
 
 
 def _final(row: dict[str, Any]) -> str:

@@ -17,11 +17,13 @@ from ..problems import unknown_name, validation_problems
 from .sections import (
     AlgorithmSection,
     DataSection,
+    EvaluationSection,
     FederationSection,
     LimitsSection,
     ModelSection,
     OutputSection,
     ScheduleSection,
+    StopSection,
     TrainingSection,
     TransportSection,
     _Options,
@@ -44,6 +46,8 @@ class RunConfig(_Section):
     schedule: ScheduleSection = ScheduleSection()
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    stop: StopSection = StopSection()
     output: OutputSection = OutputSection()
     transport: TransportSection = TransportSection()
     limits: LimitsSection = LimitsSection()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -78,6 +79,8 @@ class FederationSection(Facts):
     num_rounds: Count = 50  # T
     sampler: Literal["uniform", "multinomial", "adaptive", "clustered"] = "uniform"
     warmup_rounds: Count = 4  # of all clients, before `clustered` groups them
+    # asked are so many times S clients, counted the first S replies
+    over_sample: float = Field(1.0, ge=1, le=1000, validate_default=True)
     weighting: Literal["uniform", "examples"] | None = None  # p_i: 1/N or n_i/Σn; the rule's own
     buffers: Literal["average", "local"] = "average"
     min_replies: Count = Field(1, validate_default=True)
@@ -91,6 +94,28 @@ class FederationSection(Facts):
     def timeout_seconds(self) -> float | None:
         """What a user set for a round's replies; None for "auto" and "none"."""
         return None if isinstance(self.round_timeout, str) else self.round_timeout
+
+    @property
+    def num_asked(self) -> int:
+        """How many clients are asked in a round, of which S count."""
+        return math.ceil(round(self.over_sample * self.clients_per_round, 9))
+
+    @field_validator("over_sample")
+    @classmethod
+    def _can_be_asked(cls, factor: float, info: ValidationInfo) -> float:
+        sampler = info.data.get("sampler", "uniform")
+        if factor > 1 and sampler != "uniform":
+            raise ValueError(
+                f"federation.over_sample: got {factor} beside sampler = {sampler!r}, whose weights "
+                "are those of all that were drawn; set it to 1, or the sampler to 'uniform'"
+            )
+        count, everyone = info.data.get("clients_per_round"), info.data.get("num_clients")
+        if count and everyone and math.ceil(round(factor * count, 9)) > everyone:
+            raise ValueError(
+                f"federation.over_sample: got {factor}, so that more than num_clients ({everyone}) "
+                f"would be asked for {count} a round; must be between 1 and {everyone / count:.4g}"
+            )
+        return factor
 
     @field_validator("round_timeout", mode="before")
     @classmethod
@@ -166,6 +191,9 @@ class DataSection(_Section):
     partition: PartitionSection = PartitionSection()
     path: _Path | None = None  # $FEDOPT_DATA, else the user's cache
     options: _Options = {}  # of `synthetic`, `emnist`, `npz` and of the user's own loader
+    collate: str | None = None  # module:function that makes a batch of a list of examples
+    loader_workers: int = Field(0, ge=0, le=64)  # processes that read a client's batches; 0: none
+    holdout: float = Field(0.0, ge=0, lt=1)  # share of each client's examples kept from training
 
 
 class ModelSection(_Section):
@@ -175,6 +203,26 @@ class ModelSection(_Section):
     metric: str = "accuracy"
 
 
+class EvaluationSection(_Section):
+    metrics: tuple[str, ...] = Field((), strict=False)  # beside model.metric
+    on_clients: bool = False  # each client also evaluates the model on what it held out
+    every: Count | None = None  # rounds between that; None: as output.evaluate_every
+    clients: Count | Literal["all"] = "all"  # how many evaluate, drawn anew each time
+
+
+KNOWN_BETTER: dict[str, Literal["higher", "lower"]] = {
+    "test_accuracy": "higher",
+    "accuracy": "higher",
+    "balanced_accuracy": "higher",
+    "f1": "higher",
+    "auroc": "higher",
+    "mse": "lower",
+    "mae": "lower",
+    "train_loss": "lower",
+    "test_loss": "lower",
+    "global_train_loss": "lower",
+    "gradient_norm": "lower",
+}
 Schedule = Literal["constant", "cosine", "step", "inverse_sqrt"]
 
 
@@ -200,6 +248,37 @@ class OutputSection(_Section):
     # seconds of a client's local work, for the simulated run time alone; None: as measured here
     client_seconds: Rate | None = None
     link_mbps: float = Field(100.0, gt=0, le=10**9)  # Mbit/s, for the simulated run time alone
+
+
+class StopSection(_Section):
+    """When a run ends before its last round, and which of its models is kept as the best."""
+
+    metric: str | None = None  # a field of a round's record or a metric's name; its best is kept
+    better: Literal["higher", "lower"] | None = None  # for metrics of your own
+    patience: Count | None = None  # evaluations in a row without a better value
+    target: float | None = None  # of the metric
+    max_seconds: Seconds | None = None  # of the whole run, those before it was resumed included
+    max_gigabytes: Annotated[float, Field(gt=0)] | None = None  # down and up, of all clients
+
+    @model_validator(mode="after")
+    def _measures_something(self) -> Self:
+        if self.metric is None:
+            for name in ("better", "patience", "target"):
+                if (value := getattr(self, name)) is not None:
+                    raise ValueError(
+                        f"stop.{name}: got {value!r} without stop.metric; name what it is of, such "
+                        "as 'test_loss' or 'test_accuracy'"
+                    )
+        elif self.metric not in KNOWN_BETTER and self.better is None:
+            raise ValueError(
+                f"stop.better: must be 'higher' or 'lower' for stop.metric = {self.metric!r}, "
+                "which this package does not know"
+            )
+        return self
+
+    @property
+    def direction(self) -> Literal["higher", "lower"]:
+        return self.better or KNOWN_BETTER[str(self.metric)]
 
 
 class TransportSection(_Section):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .client_data import ClientData, as_client_data
+from .client_data import ClientData, Loading, as_client_data
 from .federated import (
+    Collate,
     FederatedData,
     fingerprint,
     from_datasets,
@@ -12,10 +13,14 @@ from .federated import (
     load_test_data,
     require_examples,
 )
+from .holdouts import Part
 
 __all__ = [
     "ClientData",
+    "Collate",
     "FederatedData",
+    "Loading",
+    "Part",
     "as_client_data",
     "fingerprint",
     "from_datasets",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,6 +41,14 @@ class ClientData(Protocol):
 
 
 @dataclass(frozen=True)
+class Loading:
+    """How batches are made of a data set's examples."""
+
+    collate: Callable[[list[Any]], Any] | None = None  # None: as torch's DataLoader does
+    workers: int = 0  # processes that read them
+
+
+@dataclass(frozen=True)
 class Source:
     """Both parts of a data set: ours in memory, or what the user's own loader returned.
 
@@ -52,6 +60,7 @@ class Source:
     test: Any
     num_classes: int | None = None  # None: counted where it is needed
     owners: np.ndarray | None = None  # of the training rows, shape [n]
+    loading: Loading = Loading()
 
 
 class TensorData:
@@ -104,9 +113,15 @@ class DatasetData:
     What the data set raises, or an example that is no pair, is a DataError.
     """
 
-    def __init__(self, dataset: Dataset[Any], targets: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        targets: np.ndarray | None = None,
+        loading: Loading = Loading(),  # frozen
+    ) -> None:
         self._dataset = dataset
         self._targets = targets
+        self._loading = loading
 
     @property
     def num_examples(self) -> int:
@@ -116,53 +131,68 @@ class DatasetData:
         self, positions: Sequence[Tensor], device: torch.device
     ) -> Iterator[tuple[Any, Any]]:
         rows = [chosen.tolist() for chosen in positions]
-        unused = torch.Generator()  # else it would draw from torch's global one
-        loader = iter(DataLoader(self._dataset, batch_sampler=rows, generator=unused))
+        # else it would draw from torch's global one; of its seed are those of the workers made
+        generator = torch.Generator().manual_seed(torch.initial_seed())
+        loader = iter(
+            DataLoader(
+                self._dataset,
+                batch_sampler=rows,
+                generator=generator,
+                collate_fn=self._loading.collate,
+                num_workers=self._loading.workers,
+            )
+        )
         for chosen in positions:
-            with self._reading(f"a batch with example {int(chosen[0])}"):
-                inputs, targets = _pair(next(loader))
-            yield _to_device(inputs, device), _to_device(targets, device)
+            with reading(self._dataset, f"a batch with example {int(chosen[0])}"):
+                inputs, targets = as_pair(next(loader))
+            yield to_device(inputs, device), to_device(targets, device)
+
+    def loaded_by(self, loading: Loading) -> DatasetData:
+        return DatasetData(self._dataset, self._targets, loading)
 
     def targets(self) -> np.ndarray:
         if self._targets is None:
             values = []
             for position in range(self.num_examples):
-                with self._reading(f"example {position}"):
-                    values.append(np.asarray(_pair(self._dataset[position])[1]))
-            # of objects where shapes differ, so that it is no array of class indices
-            alike = len({value.shape for value in values}) < 2
-            self._targets = np.asarray(values) if alike else np.fromiter(values, dtype=object)
+                with reading(self._dataset, f"example {position}"):
+                    values.append(np.asarray(as_pair(self._dataset[position])[1]))
+            self._targets = as_targets(values)
         return self._targets
 
     def known_targets(self) -> np.ndarray | None:
         return self._targets
 
-    @contextlib.contextmanager
-    def _reading(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except (Exception, SystemExit) as error:
-            raise DataError(
-                f"data set of type {type(self._dataset).__name__}: {what} cannot be read: "
-                f"{described(error)}; each example must be a pair (input, target), of "
-                "tensors, arrays or numbers that stack into a batch"
-            ) from error
-
     def on_device(self, device: torch.device) -> DatasetData:
         return self
 
     def share(self, rows: Tensor) -> DatasetData:
-        return DatasetData(Subset(self._dataset, rows.tolist()), self.targets()[rows.numpy()])
+        part = Subset(self._dataset, rows.tolist())
+        known = None if self._targets is None else self._targets[rows.numpy()]
+        return DatasetData(part, known, self._loading)
 
 
-def as_client_data(dataset: Any) -> ClientData:
-    """Wrap a user's data set; TensorDataset (and a Subset of one) stays in memory.
+def as_client_data(dataset: Any, loading: Loading = Loading()) -> ClientData:
+    """Wrap a user's data set; TensorDataset (and a Subset of one) stays in memory, unless batches
+    are made in a way of their own.
 
-    Raises DataError for what is no map-style data set.
+    Raises DataError for what is neither a map-style data set nor an IterableDataset with a length.
     """
-    if isinstance(dataset, (TensorData, DatasetData)):
+    from .streams import StreamData
+
+    if isinstance(dataset, TensorData) and loading != Loading():
+        raise DataError(
+            "data.collate, data.loader_workers: this data is in memory as tensors, whose batches "
+            "are made by indexing; leave both out, or give a data set of your own"
+        )
+    if isinstance(dataset, DatasetData):
+        return dataset if loading == Loading() else dataset.loaded_by(loading)
+    if isinstance(dataset, (TensorData, StreamData)):
         return dataset
+    if isinstance(dataset, IterableDataset):
+        return StreamData(dataset, loading)
     _require_map_style(dataset)
+    if loading != Loading():
+        return DatasetData(dataset, loading=loading)
     if _reads_as(dataset, TensorDataset) and len(dataset.tensors) == 2:
         return TensorData(*dataset.tensors)
     if _reads_as(dataset, Subset):
@@ -184,7 +214,7 @@ def _reads_as(dataset: Any, kind: Any) -> bool:
 
 
 def _require_map_style(dataset: Any) -> None:
-    no_map = isinstance(dataset, (IterableDataset, tuple, str, bytes, type))
+    no_map = isinstance(dataset, (tuple, str, bytes, type))
     try:
         len(dataset)
     except Exception:  # has none, or its own raises
@@ -197,18 +227,38 @@ def _require_map_style(dataset: Any) -> None:
         )
 
 
-def _pair(item: Any) -> tuple[Any, Any]:
+@contextlib.contextmanager
+def reading(dataset: Any, what: str) -> Iterator[None]:
+    """Say in a DataError what of a data set cannot be read."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise DataError(
+            f"data set of type {type(dataset).__name__}: {what} cannot be read: "
+            f"{described(error)}; each example must be a pair (input, target), of tensors, arrays "
+            "or numbers that stack into a batch; for others give a collate function that makes a "
+            "pair of a list of examples"
+        ) from error
+
+
+def as_targets(values: list[np.ndarray]) -> np.ndarray:
+    """Return one array, of objects where shapes differ, so that it is none of class indices."""
+    alike = len({value.shape for value in values}) < 2
+    return np.asarray(values) if alike else np.fromiter(values, dtype=object)
+
+
+def as_pair(item: Any) -> tuple[Any, Any]:
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise TypeError(f"got {type(item).__name__} instead of a pair")
     return item[0], item[1]
 
 
-def _to_device(value: Any, device: torch.device) -> Any:
+def to_device(value: Any, device: torch.device) -> Any:
     if hasattr(value, "to"):  # tensors, and batches of others' libraries
         return value.to(device)
     if isinstance(value, Mapping):
-        return {key: _to_device(item, device) for key, item in value.items()}
+        return {key: to_device(item, device) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [_to_device(item, device) for item in value]
+        items = [to_device(item, device) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value

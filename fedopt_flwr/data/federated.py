@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import signature
@@ -19,15 +19,17 @@ from ..algorithm import ClientId
 from ..config.run_config import RunConfig
 from ..config.sections import DataSection, Facts
 from ..errors import ConfigError, DataError, FedoptError
-from ..own_code import described, is_import_path, load_attribute
+from ..own_code import described, function_of, is_import_path, load_attribute
 from ..problems import about, collected, raise_together, require_options, unknown_name
 from ..randomness import derive
-from .client_data import ClientData, Source, TensorData, as_client_data
+from .client_data import ClientData, Loading, Source, TensorData, as_client_data
 from .files import configured_root
+from .holdouts import Part, held_out
 from .partitions import partition
 from .sources import SOURCES
 
 TRAINING = "training data"
+Collate = Callable[[list[Any]], Any]  # a batch (inputs, targets) of a list of examples
 _CPU = torch.device("cpu")
 
 
@@ -39,6 +41,7 @@ class FederatedData:
     test: ClientData | None
     input_shape: tuple[int, ...]
     classes: int | None = None
+    holdouts: Sequence[ClientData | None] = ()  # one a client, where there are clients
 
     @cached_property
     def num_classes(self) -> int:
@@ -65,6 +68,7 @@ class FederatedData:
             self,
             clients=[client.on_device(device) for client in self.clients],
             test=self.test and self.test.on_device(device),
+            holdouts=[data and data.on_device(device) for data in self.holdouts],
         )
 
     def label_counts(self) -> np.ndarray:
@@ -81,22 +85,47 @@ def _count_classes(part: ClientData) -> int:
     return 1 + int(targets.max(initial=-1)) if is_class else 0
 
 
-def load_federated_data(config: RunConfig) -> FederatedData:
-    """Load the configured data set and divide it; ConfigError or DataError say what is wrong."""
+def load_federated_data(config: RunConfig, collate: Collate | None = None) -> FederatedData:
+    """Load the configured data set and divide it; ConfigError or DataError say what is wrong.
+
+    `collate` takes the place of the configured one.
+    """
     source = _load(config.data, config.federation, config.import_folders, "train", "test")
+    if collate is not None:
+        source = replace(source, loading=loading_of(config, collate))
     clients = _divided(source, config.data, config.federation)
-    return _describe(clients, source.test, source.num_classes)
+    return _describe(clients, source.test, source.num_classes, source.loading)
+
+
+def loading_of(config: RunConfig, collate: Collate | None = None) -> Loading:
+    """Return how batches are made, with `collate` in the place of the configured one."""
+    return _loading(config.data, config.import_folders, collate)
+
+
+def _loading(
+    section: DataSection, folders: Iterable[Path], collate: Collate | None = None
+) -> Loading:
+    if collate is None and section.collate is not None:
+        if not is_import_path(section.collate):
+            raise ConfigError(
+                f"data.collate: got {section.collate!r}; must be 'module:function', a function "
+                "that makes a batch (inputs, targets) of a list of examples"
+            )
+        collate = load_attribute("data.collate", section.collate, folders)
+    return Loading(
+        None if collate is None else function_of("data.collate", collate), section.loader_workers
+    )
 
 
 def load_test_data(config: RunConfig) -> FederatedData:
     """Load what a server has: the test data, if there is any, and no client."""
     source = _load(config.data, config.federation, config.import_folders, "test")
-    return _describe([], source.test, source.num_classes)
+    return _describe([], source.test, source.num_classes, source.loading)
 
 
 def load_client_data(
     section: DataSection, facts: Facts, client_ids: Sequence[ClientId], folders: Iterable[Path] = ()
-) -> dict[ClientId, ClientData]:
+) -> dict[ClientId, Part]:
     """Load what some clients have: parts of a divided data set; with "whole", one has it all.
 
     A `module:attribute` is looked up in `folders`. Raises ConfigError or DataError, also for an id
@@ -111,15 +140,16 @@ def load_client_data(
                 f"data.partition.kind: got 'whole' for clients {list(client_ids)}; such data "
                 "belongs to one client; start one process for each, with its own data.path"
             )
-        own = {client_ids[0]: as_client_data(source.train)}
+        whole = _wrapped_part(source.train, source.loading)
+        own = {client_ids[0]: _with_holdout(whole, section, facts, client_ids[0])}
     else:
         clients = _divided(source, section, facts)
         own = {i: _part(clients, i, section.name) for i in client_ids}
-    require_examples(own)
+    require_examples({i: part.train for i, part in own.items()})
     return own
 
 
-def _part(clients: Sequence[ClientData], client_id: ClientId, name: str) -> ClientData:
+def _part(clients: Sequence[Part], client_id: ClientId, name: str) -> Part:
     if not isinstance(client_id, int):
         raise ConfigError(
             f"client id {client_id!r}: {name!r} is divided among numbered clients; set "
@@ -134,37 +164,62 @@ def _part(clients: Sequence[ClientData], client_id: ClientId, name: str) -> Clie
 
 
 def from_datasets(
-    client_data: Sequence[Any] | None, test_data: Any | None, config: RunConfig
+    client_data: Sequence[Any] | None,
+    test_data: Any | None,
+    config: RunConfig,
+    collate: Collate | None = None,
 ) -> FederatedData:
     """Wrap the user's own data sets, one a client; the test set may be missing."""
+    loading = loading_of(config, collate)
     if client_data is None:
-        return replace(load_federated_data(config), test=_test_data(test_data))
+        loaded = load_federated_data(config, collate)
+        if test_data is None:
+            return loaded
+        return replace(loaded, test=_test_data(test_data, loading))
     if not isinstance(client_data, Sequence):
         raise ConfigError(
             f"client_data: got an object of type {type(client_data).__name__}; must be a list with "
             "one map-style data set a client"
         )
-    return _describe(_wrapped(client_data, config.federation.num_clients), test_data)
+    clients = _wrapped(client_data, config.data, config.federation, loading)
+    return _describe(clients, test_data, None, loading)
 
 
-def _wrapped(datasets: Sequence[Any], num_clients: int) -> list[ClientData]:
+def _wrapped(
+    datasets: Sequence[Any], section: DataSection, facts: Facts, loading: Loading
+) -> list[Part]:
     clients = []
     for number, dataset in enumerate(datasets):
         with about(f"client {number}"):
-            clients.append(as_client_data(dataset))
-    if len(clients) != num_clients:
+            part = _wrapped_part(dataset, loading)
+            clients.append(_with_holdout(part, section, facts, number))
+    if len(clients) != facts.num_clients:
         raise ConfigError(
-            f"federation.num_clients: got {num_clients}; client_data holds {len(clients)} data "
-            "sets; make the two equal"
+            f"federation.num_clients: got {facts.num_clients}; client_data holds {len(clients)} "
+            "data sets; make the two equal"
         )
     return clients
 
 
-def _test_data(dataset: Any | None) -> ClientData | None:
+def _wrapped_part(dataset: Any, loading: Loading) -> Part:
+    """Wrap one client's data set, or its pair (training data, held-out data)."""
+    arrays = (Tensor, np.ndarray)
+    if isinstance(dataset, tuple) and len(dataset) == 2 and not isinstance(dataset[0], arrays):
+        return Part(*(as_client_data(item, loading) for item in dataset))
+    return Part(as_client_data(dataset, loading))
+
+
+def _with_holdout(part: Part, section: DataSection, facts: Facts, client_id: ClientId) -> Part:
+    if part.holdout is not None or not section.holdout:
+        return part
+    return held_out(part.train, section.holdout, derive(facts.seed, "holdout", client_id))
+
+
+def _test_data(dataset: Any | None, loading: Loading) -> ClientData | None:
     if dataset is None:
         return None
     with about("test data"):
-        data = as_client_data(dataset)
+        data = as_client_data(dataset, loading)
         if data.num_examples == 0:
             raise DataError("has no example; give some, or None for a run without a test")
     return data
@@ -191,8 +246,9 @@ def _load(
     clients that are not among `client_ids`."""
     name = section.name
     options = section.options
+    loading = _loading(section, folders)
     if is_import_path(name):
-        return _call_loader(section, facts, folders)
+        return replace(_call_loader(section, facts, folders), loading=loading)
     if name not in SOURCES:
         raise ConfigError(unknown_name("data.name", name, [*SOURCES, "module:attribute"]))
     wanted = signature(SOURCES[name]).parameters
@@ -209,7 +265,7 @@ def _load(
                 f"data.path: {folder!r} holds no {part}.npz; only a server can do without "
                 "train.npz, and only a client without test.npz"
             )
-    return source
+    return replace(source, loading=loading)
 
 
 def _call_loader(section: DataSection, facts: Facts, folders: Iterable[Path]) -> Source:
@@ -232,10 +288,10 @@ def _call_loader(section: DataSection, facts: Facts, folders: Iterable[Path]) ->
     return Source(train, test)
 
 
-def _divided(source: Source, section: DataSection, facts: Facts) -> list[ClientData]:
+def _divided(source: Source, section: DataSection, facts: Facts) -> list[Part]:
     if isinstance(source.train, (list, tuple)):
-        return _wrapped(source.train, facts.num_clients)
-    train = as_client_data(source.train)
+        return _wrapped(source.train, section, facts, source.loading)
+    train = as_client_data(source.train, source.loading)
     if section.partition.kind == "whole":
         raise ConfigError(
             "data.partition.kind: got 'whole'; that is for `fedopt client`, whose data all belongs "
@@ -245,15 +301,18 @@ def _divided(source: Source, section: DataSection, facts: Facts) -> list[ClientD
     rows = partition(
         train.targets(), facts.num_clients, section.partition, seed=seed, natural=source.owners
     )
-    return [train.share(torch.as_tensor(r)) for r in rows]
+    parts = [Part(train.share(torch.as_tensor(r))) for r in rows]
+    return [_with_holdout(part, section, facts, i) for i, part in enumerate(parts)]
 
 
 def _describe(
-    clients: list[ClientData], test_data: Any | None, classes: int | None = None
+    divided: list[Part], test_data: Any | None, classes: int | None, loading: Loading
 ) -> FederatedData:
     """Find the shape in the test data, as a server does, else in the first client's that can be
     read; the others' clients will fail alone."""
-    test = _test_data(test_data)
+    test = _test_data(test_data, loading)
+    clients = [part.train for part in divided]
+    holdouts = [part.holdout for part in divided]
     parts = {"test data": test} if test else {}
     parts |= {f"client {i}": client for i, client in enumerate(clients) if client.num_examples}
     unreadable: list[FedoptError] = []
@@ -261,9 +320,9 @@ def _describe(
         with collected(unreadable), about(whom), randomness.kept(_CPU):
             inputs, _ = next(part.batches([torch.zeros(1, dtype=torch.int64)], _CPU))
             shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
-            return FederatedData(clients, test, shape, classes)
+            return FederatedData(clients, test, shape, classes, holdouts)
     raise_together(unreadable[:1])
-    return FederatedData(clients, None, (), classes)
+    return FederatedData(clients, None, (), classes, holdouts)
 
 
 def fingerprint(data: FederatedData) -> dict[str, str]:
@@ -272,6 +331,7 @@ def fingerprint(data: FederatedData) -> dict[str, str]:
     Of data sets that are read from elsewhere only sizes and known targets count.
     """
     parts = {TRAINING: data.clients, "test data": [data.test] if data.test else []}
+    parts["held-out data"] = [holdout for holdout in data.holdouts if holdout]
     return {name: _digest(clients) for name, clients in parts.items() if clients}
 
 

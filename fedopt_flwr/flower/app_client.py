@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,12 +13,12 @@ from torch.nn import functional
 
 from ..algorithm import Algorithm, ClientId
 from ..algorithms import register
-from ..data import as_client_data, require_examples
+from ..data import Loading, as_client_data, require_examples
 from ..errors import ConfigError, MessageError
 from ..own_code import function_of
 from ..training.devices import pick_device
-from ..training.evaluation import Metric
 from ..training.flat_model import FlatModel, copied
+from ..training.metrics import Metric
 from ..training.objective import Loss
 from .client import FederatedClient, ModelPool
 from .instruction import Instruction
@@ -29,8 +30,11 @@ class Client(FederatedClient):
     answers that rule alone.
 
     `model` is copied, so several clients may be given the same module; `dataset` is any map-style
-    data set of (input, target) pairs; `loss(outputs, targets)` returns the mean over a batch. The
-    id is `client_id`, else `client-id` or `partition-id` of the node config. What must outlive a
+    data set of (input, target) pairs, or an IterableDataset with a length, of which `collate` makes
+    batches and `loader_workers` processes read them, as torch's DataLoader does;
+    `loss(outputs, targets)` returns the mean over a batch, `metric(outputs, targets)` a number, or
+    a dict of numbers, of the whole of `holdout`, or of `dataset` where that is not given. The id
+    is `client_id`, else `client-id` or `partition-id` of the node config. What must outlive a
     message lies in `context.state`, or with `state_dir` on disk. A rule of your own is known to the
     client once a subclass names it as its `kind`.
     """
@@ -46,21 +50,27 @@ class Client(FederatedClient):
         client_id: ClientId | None = None,
         loss: Loss = functional.cross_entropy,
         metric: Metric | None = None,
+        holdout: Any | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        loader_workers: int = 0,
         device: str | torch.device | None = None,
         state_dir: Path | str | None = None,
     ) -> None:
         if self.kind is not None:
             register(self.kind)
         place = pick_device(str(device or "auto"), "device")
-        data = as_client_data(dataset).on_device(place)
+        function = None if collate is None else function_of("collate", collate)
+        loading = Loading(function, loader_workers)
+        data = as_client_data(dataset, loading).on_device(place)
+        held = None if holdout is None else as_client_data(holdout, loading).on_device(place)
         identity = _identity(client_id, context)
         require_examples({identity: data})
         loss = function_of("loss", loss)
-        metric = None if metric is None else function_of("metric", metric)
-        pool = ModelPool([FlatModel(copied(model), place)], loss, metric=metric)
+        own = {} if metric is None else {"metric": function_of("metric", metric)}
+        pool = ModelPool([FlatModel(copied(model), place)], loss, metrics=own)
         self._context = context
         self._state_dir = state_dir
-        super().__init__(identity, data, pool, MemoryStates())
+        super().__init__(identity, data, pool, MemoryStates(), held)
 
     def prepare(self, instruction: Instruction) -> None:
         """Raise MessageError for another rule, or for a model that the server chose."""

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Required, TypedDict, Unpack
 
 import numpy as np
-from flwr.common import FitRes, Parameters
+from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters
+from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
-from torch import nn
+from torch import Tensor, nn
 
 from ..algorithm import Algorithm
 from ..algorithms import register
 from ..config.run_config import RunConfig
 from ..config.sections import FederationSection, TrainingSection
+from ..errors import ConfigError
 from ..rounds.record import RoundRecord
+from ..rounds.stopping import Stopping
+from ..training.evaluation import Evaluation
 from ..training.flat_model import FlatModel, copied
+from ..training.metrics import Values, add_values
 from .instruction import Instruction
 from .messages import Scalar, to_arrays
 from .strategy import FederatedStrategy
@@ -27,9 +33,10 @@ EvaluateFn = Callable[[int, list[np.ndarray], Metrics], tuple[float, Metrics] | 
 class StrategyOptions(TypedDict, total=False):
     """What every strategy of `fedopt_flwr.strategies` takes beside its own arguments.
 
-    The three functions are Flower's: `evaluate_fn(round, arrays in state_dict order, {})` returns
-    loss and metrics, `on_fit_config_fn(round)` what each client's `fit` finds in its config beside
-    our own keys, `fit_metrics_aggregation_fn([(num_examples, metrics), ...])` the round's metrics.
+    The functions are Flower's: `evaluate_fn(round, arrays in state_dict order, {})` returns loss
+    and metrics, `on_fit_config_fn(round)` what each client's `fit` finds in its config beside our
+    own keys, `fit_metrics_aggregation_fn([(num_examples, metrics), ...])` the round's metrics; so
+    do the other two for `fraction_evaluate` of the clients, which evaluate the model on their data.
     """
 
     num_clients: Required[int]  # N
@@ -38,6 +45,7 @@ class StrategyOptions(TypedDict, total=False):
     seed: int
     sampler: Literal["uniform", "multinomial", "adaptive", "clustered"]
     warmup_rounds: int  # of all clients, before `clustered` groups them
+    over_sample: float  # so many times S are asked; the first S drawn that reply count
     local_steps: int  # 10 unless local_epochs is given
     local_epochs: int
     batch_size: int  # 0 is the full local data
@@ -45,6 +53,7 @@ class StrategyOptions(TypedDict, total=False):
     clip_norm: float  # 0: no limit
     gradient_momentum: float
     schedule: Mapping[str, Any]  # client, server, step_rounds, step_factor of [schedule]
+    stop: Mapping[str, Any]  # the keys of [stop]; later rounds then ask nobody
     weighting: Literal["uniform", "examples"]  # None: the rule's own
     buffers: Literal["average", "local"]
     min_replies: int  # with fewer a round moves nothing
@@ -55,6 +64,9 @@ class StrategyOptions(TypedDict, total=False):
     evaluate_fn: EvaluateFn
     on_fit_config_fn: Callable[[int], Metrics]
     fit_metrics_aggregation_fn: Callable[[list[tuple[int, Metrics]]], Metrics]
+    fraction_evaluate: float  # of the clients, that evaluate after each round; 0 if not given
+    on_evaluate_config_fn: Callable[[int], Metrics]
+    evaluate_metrics_aggregation_fn: Callable[[list[tuple[int, Metrics]]], Metrics]
     on_round: Callable[[RoundRecord], None]
 
 
@@ -75,7 +87,8 @@ class Strategy(FederatedStrategy):
     """Runs `rule` on `model`, whose parameters are where training starts and which is copied.
 
     Takes the keywords of `StrategyOptions`. `rounds` holds the record of every round so far, and
-    `model.module` the server's model after a run. Raises ConfigError with all that is wrong.
+    `model.module` the server's model after a run; with `stop`, `stopped` says why it ended early,
+    and `best` is the best model's state_dict. Raises ConfigError with all that is wrong.
     """
 
     def __init__(
@@ -86,10 +99,15 @@ class Strategy(FederatedStrategy):
         flat = FlatModel(copied(model))
         template = Instruction.for_run(config, flat, (), 0)
         self.rounds: list[RoundRecord] = []
+        self._stopping = Stopping(config.stop)
+        self.best: Mapping[str, Tensor] | None = None
         self._also_on_round = options.get("on_round")
         self._evaluate_fn = options.get("evaluate_fn")
         self._fit_config = options.get("on_fit_config_fn")
         self._fit_metrics = options.get("fit_metrics_aggregation_fn")
+        self._fraction = _fraction(options.get("fraction_evaluate", 0.0))
+        self._evaluate_config = options.get("on_evaluate_config_fn")
+        self._evaluate_metrics = options.get("evaluate_metrics_aggregation_fn")
         super().__init__(
             rule,
             flat,
@@ -98,6 +116,7 @@ class Strategy(FederatedStrategy):
                 update={"model": "", "loss": ""}
             ),  # the user's apps hold them
             on_round=self._keep,
+            on_start=lambda rule, plan: self._stopping.catch_up([]),
         )
 
     def _read_options(self, options: Mapping[str, Any]) -> RunConfig:
@@ -112,25 +131,46 @@ class Strategy(FederatedStrategy):
             federation={key: options[key] for key in _FEDERATION if key in options},
             training={key: options[key] for key in _TRAINING if key in options},
             schedule=options.get("schedule") or {},
+            stop=options.get("stop") or {},
         )
+
+    @property
+    def stopped(self) -> str | None:
+        return self._stopping.reason
+
+    def configure_fit(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, FitIns]]:
+        if self.stopped:  # Flower's loop cannot be left early
+            return []
+        return super().configure_fit(server_round, parameters, client_manager)
 
     def extra_config(self, round_number: int) -> Metrics:
         return {} if self._fit_config is None else self._fit_config(round_number)
 
     def _keep(self, record: RoundRecord) -> None:
         self.rounds.append(record)
+        if self._stopping.hear(record):
+            self.write_to_model()
+            self.best = copy.deepcopy(self.model.module.state_dict())
         if self._also_on_round is not None:
             self._also_on_round(record)
 
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, Metrics] | None:
         """Call the user's `evaluate_fn`, then publish the round's record."""
         outcome = None
+        if self.stopped:
+            return None
         if self._evaluate_fn is not None:
             outcome = self._evaluate_fn(server_round, to_arrays(parameters), {})
         if outcome is not None and not self.record.taken_back:
-            accuracy = outcome[1].get("accuracy")
-            self.record.test_loss = float(outcome[0])
-            self.record.test_accuracy = None if accuracy is None else float(accuracy)
+            values: Values = {}
+            for name, value in outcome[1].items():
+                add_values(values, name, value if isinstance(value, (int, float)) else None)
+            found = Evaluation(float(outcome[0]), values)
+            self.record.test_loss = found.loss
+            self.record.test_accuracy = found.accuracy
+            self.record.test_metrics = found.known
         super().evaluate(server_round, parameters)
         return outcome
 
@@ -151,3 +191,39 @@ class Strategy(FederatedStrategy):
             }
             metrics = self._fit_metrics([(num_examples[i], own) for i, own in reports.items()])
         return parameters, metrics
+
+    def configure_evaluate(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, EvaluateIns]]:
+        """Ask a share of the clients that are here, at least one, drawn anew after each round."""
+        if not self._fraction or self.stopped:
+            return []
+        here = sum(map(self.members.is_free, self.members.ids))
+        count = max(1, int(self._fraction * here))
+        chosen = self._participation.evaluators(self.record.round, count, self.members.is_free)
+        config = self._evaluate_config(server_round) if self._evaluate_config else {}
+        proxies = filter(None, map(self.members.connected, chosen))
+        return [(proxy, EvaluateIns(parameters, config)) for proxy in proxies]
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, EvaluateRes]],
+        failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
+    ) -> tuple[float | None, Metrics]:
+        """Return the mean loss, weighted by examples, and what the user's function makes of the
+        metrics; summed in the order of client ids."""
+        found = {self.members.id_of(proxy): result for proxy, result in results}
+        answers = [found[i] for i in self.members.ids if i in found and found[i].num_examples]
+        total = sum(answer.num_examples for answer in answers)
+        if not total:
+            return None, {}
+        loss = sum(answer.num_examples * answer.loss for answer in answers) / total
+        own = [(answer.num_examples, answer.metrics) for answer in answers]
+        return loss, self._evaluate_metrics(own) if self._evaluate_metrics else {}
+
+
+def _fraction(value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"fraction_evaluate: got {value!r}; must be between 0 and 1")
+    return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 
@@ -21,9 +21,11 @@ from ..errors import FedoptError, MessageError
 from ..own_code import described
 from ..problems import foreign_text, unknown_name
 from ..randomness import derive, kept
-from ..training.evaluation import Metric, evaluate
+from ..training.evaluation import evaluate, usable_metrics
 from ..training.flat_model import FlatModel, is_buffer_name
+from ..training.metrics import Metric
 from ..training.objective import Loss, ModelObjective, batch_positions
+from .evaluations import HeldOut
 from .instruction import Instruction
 from .messages import NEVER, Scalar, decode, expected_arrays, repeated
 from .sizes import largest_instruction
@@ -40,10 +42,10 @@ class ModelPool:
         models: Sequence[FlatModel],
         loss: Loss,
         *,
-        metric: Metric | None = None,
+        metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         self.loss = loss
-        self.metric = metric
+        self.metrics = metrics or {}
         self.is_one = len(models) == 1  # so that one client trains at a time
         self._free: queue.LifoQueue[FlatModel] = queue.LifoQueue()
         for model in models:
@@ -67,12 +69,19 @@ class FederatedClient(NumPyClient):
     """
 
     largest_instruction: int | None = None  # bytes, of arrays for the model in use
+    evaluates = True  # else it refuses to, and says so
 
     def __init__(
-        self, client_id: ClientId, data: ClientData, models: ModelPool, states: ClientStates
+        self,
+        client_id: ClientId,
+        data: ClientData,
+        models: ModelPool,
+        states: ClientStates,
+        holdout: ClientData | None = None,
     ) -> None:
         self.client_id = client_id
         self.data = data
+        self.holdout = holdout
         self._models = models
         self._states = states
 
@@ -93,6 +102,10 @@ class FederatedClient(NumPyClient):
         try:
             with self._models.borrow() as model:
                 torch.set_num_threads(instruction.threads)  # OpenMP keeps it per thread
+                if instruction.phase == "evaluate":
+                    held = self._evaluate(instruction, parameters, model)
+                    text = held.model_dump_json()
+                    return [], self.data.num_examples, {**repeats, "evaluation": text}
                 upload, loss, steps = self._train(instruction, parameters, model)
                 arrays = [tensor.detach().cpu().numpy() for tensor in upload.values()]
         except (Exception, SystemExit) as error:
@@ -109,6 +122,37 @@ class FederatedClient(NumPyClient):
 
     def prepare(self, instruction: Instruction) -> None:
         """Take what this round needs; FedoptError if it is not to be had. For subclasses."""
+
+    def metrics(self, instruction: Instruction) -> Mapping[str, Metric]:
+        """Return the metrics that are asked for. For subclasses."""
+        return self._models.metrics
+
+    def _evaluate(
+        self, instruction: Instruction, parameters: list[np.ndarray], model: FlatModel
+    ) -> HeldOut:
+        """Evaluate the server's model on the held-out examples, and where buffers stay local also
+        the client's own, with its buffers; the server's then has the batches' statistics."""
+        if not self.evaluates:
+            return HeldOut(refused=True)
+        if self.holdout is None or not self.holdout.num_examples:
+            return HeldOut()
+        with_buffers = instruction.buffers == "average"
+        expected = expected_arrays(("model",), model, with_buffers=with_buffers)
+        received = decode(parameters, instruction.arrays, expected, "server")
+        model.vector.copy_(received.pop("model"))
+        if received:
+            model.write_buffers({name: array.to(model.device) for name, array in received.items()})
+        loss, local = self._models.loss, instruction.buffers == "local" and model.has_buffers
+        seed = derive(instruction.seed, "holdout", self.client_id, instruction.round)
+        with kept(model.device, seed) if self._models.is_one else nullcontext():
+            measures = usable_metrics(self.metrics(instruction), self.holdout)
+            found = evaluate(model, self.holdout, loss, measures, use_batch_statistics=local)
+            if not local:
+                return HeldOut.of(self.holdout.num_examples, found, None)
+            state = self._state(rule_of(instruction), model, instruction)
+            model.write_buffers({n: array for n, array in state.items() if is_buffer_name(n)})
+            own = evaluate(model, self.holdout, loss, measures)
+        return HeldOut.of(self.holdout.num_examples, found, own)
 
     def _train(
         self, instruction: Instruction, parameters: list[np.ndarray], model: FlatModel
@@ -187,12 +231,13 @@ class FederatedClient(NumPyClient):
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
-        """Evaluate arrays in state_dict order on the local data, as Flower users expect."""
+        """Evaluate arrays in state_dict order on the held-out data, as Flower users expect; on the
+        data that it trains on where nothing is held out."""
+        data = self.data if self.holdout is None else self.holdout
         with self._models.borrow() as model:
             model.load_state_arrays(parameters)
-            loss, metric = evaluate(model, self.data, self._models.loss, self._models.metric)
-        report: dict[str, Scalar] = {} if metric is None else {"metric": metric}
-        return loss, self.data.num_examples, report
+            found = evaluate(model, data, self._models.loss, self._models.metrics)
+        return found.loss, data.num_examples, dict(found.known)
 
 
 def _layout(state: ClientState) -> dict[str, str]:

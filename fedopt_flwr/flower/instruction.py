@@ -70,6 +70,7 @@ class Instruction(_Checked):
     input_shape: str = Field(pattern=r"^\[([0-9]{1,9}(, [0-9]{1,9}){0,7})?\]$")  # JSON
     num_classes: int = Field(ge=0, le=10**6)
     loss: _Name
+    metrics: _Names  # for evaluation by the clients
     seed: int = Field(ge=0, le=MAX_SEED)
     threads: int = Field(ge=1, le=1024)
     local_steps: _Number  # 0: local_epochs count
@@ -96,6 +97,7 @@ class Instruction(_Checked):
         """Return what stays the same in all rounds, under the name of a new run."""
         federation = config.federation
         training = config.training
+        metrics = dict.fromkeys([config.model.metric, *config.evaluation.metrics])
         values = {
             "run": uuid.uuid4().hex,
             "model": config.model.name,
@@ -103,6 +105,7 @@ class Instruction(_Checked):
             "input_shape": json.dumps(input_shape),
             "num_classes": num_classes,
             "loss": config.model.loss,
+            "metrics": ",".join(metrics) if config.evaluation.on_clients else "",
             "seed": federation.seed,
             "threads": training.threads,
             "local_steps": training.local_steps or 0,

@@ -181,6 +181,11 @@ class Members:
         """Return the client id behind a connection."""
         return self._ids[proxy.cid]
 
+    def is_free(self, client_id: ClientId) -> bool:
+        """Whether a client is connected and not at work for a round that closed without it."""
+        proxy = self._proxies.get(client_id)
+        return proxy is not None and not getattr(proxy, "is_busy", False)
+
     def connected(self, client_id: ClientId) -> ClientProxy | None:
         """Return the connection of a client, or None while it is away."""
         return self._proxies.get(client_id)

@@ -18,12 +18,13 @@ from ..algorithm import Algorithm, ClientId, Plan, ServerState
 from ..config.run_config import RunConfig
 from ..errors import RunError
 from ..rounds.participation import Participation, make_plan, warn_of_one_weight
-from ..rounds.record import NOT_COUNTED, NOT_FINITE, RoundRecord, Snapshot, Upload
+from ..rounds.record import NOT_COUNTED, NOT_FINITE, TOO_LATE, RoundRecord, Snapshot, Upload
 from ..rounds.schedules import changed_numbers, scheduled, warn_of_idle_schedule
 from ..rounds.soundness import Before, refuse_above, spoilt, take_back
 from ..training.diagnostics import Diagnosis
 from ..training.evaluation import Evaluation
 from ..training.flat_model import FlatModel, average_buffers, is_buffer_name
+from .evaluations import record_evaluations
 from .instruction import Instruction
 from .members import Members, ask_all
 from .messages import (
@@ -96,6 +97,12 @@ class FederatedStrategy(Strategy):
         self._before: Before | None = None  # the current round, until its evaluation is over
         self.state: ServerState
         self._participation: Participation
+
+    @property
+    def quota(self) -> int | None:
+        """How many replies close a round, where more clients are asked."""
+        federation = self._config.federation
+        return None if federation.over_sample == 1 else federation.clients_per_round
 
     def set_max_workers(self, number: int) -> None:
         """Ask at most so many clients at the same time outside of Flower's loop."""
@@ -170,17 +177,22 @@ class FederatedStrategy(Strategy):
         self, phase: Phase, ids: Sequence[ClientId], names: tuple[str, ...]
     ) -> dict[ClientId, Upload]:
         """Ask these clients outside of Flower's loop, all at once, and return what is usable."""
-        timeout = self._config.federation.timeout_seconds
-        questions = {
-            self.members.id_of(proxy): partial(proxy.fit, ins, timeout, 0)
-            for proxy, ins in self._instruct(phase, ids, {"model": self.state["model"]})
-        }
-        answers = ask_all(questions, self.members.max_workers)
+        answers = self._ask(self._instruct(phase, ids, {"model": self.state["model"]}))
         expected = expected_arrays(names, self.model, with_buffers=False)
         asked_for = self._asked_for(phase)
         uploads = accept(ids, answers, dict.fromkeys(ids, expected), self.record, asked_for)
         limit = self._config.federation.max_reply_norm
         return refuse_above(limit, uploads, self.record, phase)
+
+    def _ask(
+        self, instructions: Sequence[tuple[ClientProxy, FitIns]]
+    ) -> dict[ClientId, FitRes | Exception]:
+        timeout = self._config.federation.timeout_seconds
+        questions = {
+            self.members.id_of(proxy): partial(proxy.fit, ins, timeout, 0)
+            for proxy, ins in instructions
+        }
+        return ask_all(questions, self.members.max_workers)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -197,9 +209,7 @@ class FederatedStrategy(Strategy):
             self.state = self._participation.group(self.state, rows)
         self.record.chosen = changed_numbers(self.rule, self._rule_of_round)
         self.record.chosen |= self.rule.report(self.state, number)
-        ids = self._participation.choose(
-            self.state, number, lambda i: self.members.connected(i) is not None
-        )
+        ids = self._participation.choose(self.state, number, self.members.is_free)
         return self._instruct("train", ids, self._rule_of_round.broadcast(self.state))
 
     def _instruct(
@@ -253,6 +263,9 @@ class FederatedStrategy(Strategy):
         )
         limit = self._config.federation.max_reply_norm
         uploads = refuse_above(limit, uploads, self.record, "train")
+        for i in self._participation.surplus(uploads):
+            del uploads[i]
+            self.record.errors.append({"client": i, "phase": "train", "error": TOO_LATE})
         needed = self._config.federation.min_replies
         if len(uploads) < needed:
             why = f"{NOT_COUNTED}{len(uploads)} replies, federation.min_replies is {needed}"
@@ -301,7 +314,8 @@ class FederatedStrategy(Strategy):
     ) -> dict[ClientId, FitRes | str]:
         """Key answers by client id. Flower's exceptions carry no id, so all share their texts."""
         unnamed = "; ".join(sorted({str(f) for f in failures if isinstance(f, BaseException)}))
-        answers: dict[ClientId, FitRes | str] = dict.fromkeys(self.asked, unnamed or "no answer")
+        missing = "no answer" if self.quota is None else TOO_LATE
+        answers: dict[ClientId, FitRes | str] = dict.fromkeys(self.asked, unnamed or missing)
         named = [*results, *(f for f in failures if not isinstance(f, BaseException))]
         return answers | {self.members.id_of(proxy): result for proxy, result in named}
 
@@ -354,11 +368,12 @@ class FederatedStrategy(Strategy):
                 self.last_loss = loss
         self._before = None
         if is_round:
+            self._evaluate_on_clients()
             self._on_round(record)
         return None if record.test_loss is None else (record.test_loss, metrics)
 
     def _measure(self) -> dict[str, Scalar]:
-        """Note test loss and metric of the round if they are due; return the metric by its name."""
+        """Note test loss and metrics of the round if they are due; return the metrics by name."""
         record = self.record
         is_last = record.round == self._config.federation.num_rounds
         is_due = is_last or record.round % self._config.output.evaluate_every == 0
@@ -373,10 +388,25 @@ class FederatedStrategy(Strategy):
             return {}
         evaluation = self._evaluate(self.model)
         record.test_loss = evaluation.loss
-        metric = record.test_metric = evaluation.metric
-        if evaluation.metric_name == "accuracy":
-            record.test_accuracy = metric
-        return {} if metric is None else {evaluation.metric_name: metric}
+        record.test_metric = evaluation.main
+        record.test_accuracy = evaluation.accuracy
+        record.test_metrics = evaluation.known
+        return dict(evaluation.known)
+
+    def _evaluate_on_clients(self) -> None:
+        """Have clients evaluate the model on what they held out, where that is due."""
+        section, record = self._config.evaluation, self.record
+        every = section.every or self._config.output.evaluate_every
+        is_last = record.round == self._config.federation.num_rounds
+        if not section.on_clients or record.taken_back or (record.round % every and not is_last):
+            return
+        trained = self.asked
+        count = None if section.clients == "all" else section.clients
+        ids = self._participation.evaluators(record.round, count, self.members.is_free)
+        instructions = self._instruct("evaluate", ids, {"model": self.state["model"]})
+        answers = self._ask(instructions)
+        record_evaluations(ids, answers, self._asked_for("evaluate"), record)
+        self.asked = trained  # whose states count
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager

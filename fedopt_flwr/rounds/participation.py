@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
@@ -87,6 +87,7 @@ class Participation:
     def choose_all(self) -> list[ClientId]:
         """Choose all N, each once, and return them."""
         self._sampler = "uniform"
+        self._drawn = list(self._ids)
         self._counts = dict.fromkeys(self._ids, 1)
         self._ranks = dict.fromkeys(self._ids, 0)
         return list(self._ids)
@@ -116,16 +117,16 @@ class Participation:
         Uniform sampling passes over those that are away; the others draw from all.
         """
         federation = self._federation
-        draws = self._plan.clients_per_round
         warming_up = federation.sampler == "clustered" and CLUSTERS not in state.vectors
         self._sampler = "uniform" if warming_up else federation.sampler
         if warming_up:
             drawn = list(self._ids)
         elif self._sampler == "uniform":
             order = sample_uniform(self._ids, federation.seed, number)
-            drawn = [i for i in order if is_connected(i)][:draws]
+            drawn = [i for i in order if is_connected(i)][: federation.num_asked]
         else:
             drawn = sample_weighted(self._slots(state), federation.seed, number)
+        self._drawn = drawn
         self._counts = dict(Counter(drawn))
         chosen = [i for i in self._ids if i in self._counts]
         shuffled = list(chosen)
@@ -133,6 +134,15 @@ class Participation:
         generator.shuffle(shuffled)
         self._ranks = {client: rank for rank, client in enumerate(shuffled)}
         return chosen
+
+    def evaluators(
+        self, number: int, clients: int | None, is_free: Callable[[ClientId], bool]
+    ) -> list[ClientId]:
+        """Return who evaluates after a round, in the order of ids: all that are free, or so many of
+        them, drawn anew each time."""
+        order = sample_uniform(self._ids, derive(self._federation.seed, "evaluators"), number)
+        chosen = [i for i in order if is_free(i)][:clients]
+        return [i for i in self._ids if i in chosen]
 
     def _slots(self, state: ServerState) -> Sequence[Mapping[ClientId, int]]:
         if self._sampler == "multinomial":
@@ -143,6 +153,12 @@ class Participation:
             labels = [int(label) for label in state[CLUSTERS].tolist()]
             order = by_cluster(self._ids, labels, self._shares)
         return fill_slots(order, self._shares, self._plan.clients_per_round)
+
+    def surplus(self, replied: Collection[ClientId]) -> list[ClientId]:
+        """Return those of the repliers that do not count, as others were drawn before them."""
+        if self._federation.over_sample == 1:
+            return []
+        return [i for i in self._drawn if i in replied][self._plan.clients_per_round :]
 
     def rank(self, client_id: ClientId) -> int:
         """Return a client's place in the round's random order, from 0."""

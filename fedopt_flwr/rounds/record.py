@@ -34,7 +34,10 @@ class Upload:
     seconds: float
 
 
+MEASURES = ("train_loss", "test_loss", "test_accuracy", "global_train_loss", "gradient_norm")
 NOT_COUNTED = "not counted: "  # begins the error of a reply that is no failure of its client
+# as this one does, where more clients are asked than count
+TOO_LATE = f"{NOT_COUNTED}others replied before it (federation.over_sample)"
 NOT_FINITE = "not finite"  # in the error of every reply or message with NaN or infinite values
 
 
@@ -49,9 +52,11 @@ class RoundRecord:
     train_loss: float | None = None  # mean minibatch loss, weighted by examples
     test_loss: float | None = None
     test_metric: float | None = None  # what model.metric measures
-    test_accuracy: float | None = None  # the same where the metric is "accuracy"
+    test_accuracy: float | None = None  # the metric "accuracy", where it is measured
+    test_metrics: dict[str, float] = field(default_factory=dict)  # all that have a value, by name
     global_train_loss: float | None = None  # Σ p_i f_i(x), with output.diagnostics
     gradient_norm: float | None = None  # ‖∇f(x)‖, with output.diagnostics
+    on_clients: dict[str, Any] | None = None  # what clients found on their held-out examples
     uplink_bytes: int = 0  # of encoded arrays, over all clients asked
     downlink_bytes: int = 0
     uplink_vectors: int = 0  # model-sized arrays, over all clients asked
@@ -65,9 +70,21 @@ class RoundRecord:
         # not `asdict`, which leaves a tuple of all fields in CPython's list of 2,000 free ones
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
+    def measured(self, name: str) -> float | None:
+        """Return one of `MEASURES`, or the metric of that name; None where it has no value."""
+        if name not in MEASURES:
+            return self.test_metrics.get(name)
+        value: float | None = getattr(self, name)
+        return value
+
     @property
     def num_asked(self) -> int:
         return len(self.clients) + self.failures
+
+    @property
+    def num_late(self) -> int:
+        """How many of `failures` are no failures: others replied first."""
+        return sum(error["error"] == TOO_LATE for error in self.errors)
 
     @property
     def vectors_per_client(self) -> float:

@@ -78,6 +78,7 @@ def take_back(
     record.failures = num_asked
     record.train_loss = record.client_seconds = None
     record.test_loss = record.test_metric = record.test_accuracy = None
+    record.test_metrics = {}
     suspect, name, size = largest(uploads)
     reply = f"with a norm of {size:.4g} in {name!r}"
     other = f"{NOT_COUNTED}{why}; the largest reply is that of client {suspect}, {reply}"

@@ -7,7 +7,7 @@ import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class Checkpoint:
     origin: Origin
     folder: str  # where module:attribute names are looked up
     config: Mapping[str, Any]  # as in config.toml, which a user may have changed since
+    best: Mapping[str, Tensor] = field(default_factory=dict)  # by stop.metric: its state_dict
 
 
 _Versions = list[tuple[ClientId, int]]  # JSON's keys are text, an id may be a number
@@ -72,6 +73,7 @@ def write_checkpoint(run: Path, checkpoint: Checkpoint, keep: int) -> None:
     """Write checkpoint-ROUND.safetensors into a run's folder, then remove all but the last few."""
     arrays = {f"vectors/{n}": array for n, array in checkpoint.server.vectors.items()}
     arrays |= {f"buffers/{n}": array for n, array in checkpoint.server.buffers.items()}
+    arrays |= {f"best/{n}": array for n, array in checkpoint.best.items()}
     for client_id, state in checkpoint.client_states.items():
         arrays |= {f"clients/{json.dumps([client_id, n])}": array for n, array in state.items()}
     metadata = {"layout": str(LAYOUT), "fedopt": json.dumps(_text_of(checkpoint))}
@@ -190,7 +192,7 @@ def _text_of(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _checkpoint(text: _Text, arrays: Mapping[str, Tensor]) -> Checkpoint:
-    groups: dict[str, dict[str, Tensor]] = {"vectors": {}, "buffers": {}, "clients": {}}
+    groups: dict[str, dict[str, Tensor]] = {"vectors": {}, "buffers": {}, "clients": {}, "best": {}}
     for key, array in arrays.items():
         group, _, name = key.partition("/")
         groups[group][name] = array
@@ -198,6 +200,7 @@ def _checkpoint(text: _Text, arrays: Mapping[str, Tensor]) -> Checkpoint:
     for key, array in groups.pop("clients").items():
         client_id, name = from_json(key)
         states.setdefault(client_id, {})[name] = array
+    best = groups.pop("best")
     versions = dict(text.versions)
     earlier = [dict(pairs) for pairs in text.earlier]
     return Checkpoint(
@@ -208,4 +211,5 @@ def _checkpoint(text: _Text, arrays: Mapping[str, Tensor]) -> Checkpoint:
         origin=text.origin,
         folder=text.folder,
         config=text.config,
+        best=best,
     )

@@ -34,6 +34,7 @@ CONFIG = "config.toml"
 ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
 MODEL = "model.safetensors"
+BEST = "model_best.safetensors"
 CURVES = "curves.png"
 _LOCK = ".lock"  # there while a process writes to the folder
 _RECORD = TypeAdapter(RoundRecord)
@@ -76,7 +77,7 @@ class RunDirectory:
                 f"output.directory: {str(self.path)!r} already holds a run; name another folder or "
                 f"remove this one{more}"
             )
-        names = (CONFIG, SUMMARY, MODEL, CURVES, "checkpoint-*.safetensors")
+        names = (CONFIG, SUMMARY, MODEL, BEST, CURVES, "checkpoint-*.safetensors")
         present = [path.name for name in names for path in self.path.glob(name)]
         if present:
             raise ConfigError(
@@ -123,7 +124,7 @@ class RunDirectory:
         """
         self._take_lock()
         try:
-            for name in (ROUNDS, SUMMARY, MODEL, CURVES, CONFIG):
+            for name in (ROUNDS, SUMMARY, MODEL, BEST, CURVES, CONFIG):
                 (self.path / name).unlink(missing_ok=True)
         finally:
             self._lock.release()
@@ -203,6 +204,11 @@ class RunDirectory:
 
         with self._writing("results"):
             _while_files_are_short(write)
+
+    def write_best(self, model: Mapping[str, Tensor], number: int) -> None:
+        """Write the best model so far, with its round among the file's metadata."""
+        with self._writing("best model"), replacing(self.path / BEST) as file:
+            file.write(tensor_bytes(model, {"round": str(number)}))
 
     def write_checkpoint(self, checkpoint: Checkpoint, keep: int) -> None:
         """Add a checkpoint and keep the last few; those that are there are whole at any moment."""

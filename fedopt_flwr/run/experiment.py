@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import randomness
 from ..algorithm import ClientId, Plan
@@ -22,8 +22,9 @@ from ..randomness import derive
 from ..training.devices import pick_device
 from ..training.diagnostics import Diagnosis, diagnose
 from ..training.dry_run import try_evaluation, try_training
-from ..training.evaluation import Evaluation, Metric, accuracy, evaluate, named_loss, named_metric
+from ..training.evaluation import Evaluation, evaluate, named_loss, named_metric, usable_metrics
 from ..training.flat_model import FlatModel
+from ..training.metrics import Metric
 from ..training.objective import Loss
 from .checkpoints import Origin
 
@@ -34,7 +35,7 @@ class Experiment:
     `given` names what came as Python objects instead of from the configuration.
     """
 
-    metric: Metric | None
+    metrics: dict[str, Metric]  # by name, the main one first
     _loaded: FederatedData
 
     def __init__(
@@ -50,10 +51,9 @@ class Experiment:
         self.config = config
         self._factory = model
         self._load_parts(data, loss, metric)
-        self.metric_name = "custom" if metric else config.model.metric
         self._given = list(given)
         self._modules: list[nn.Module] = []  # that were made here
-        self.metric = self._usable_metric(self.metric)
+        self._drop_idle_accuracy()
         try:
             self.model = self.make_model()  # the server's
             self.data = self._loaded.on_device(self.device)
@@ -82,11 +82,7 @@ class Experiment:
                 else function_of("loss", loss)
             )
         with collected(errors):
-            self.metric = (
-                named_metric(config.model.metric, folders)
-                if metric is None
-                else function_of("metric", metric)
-            )
+            self.metrics = self._find_metrics(metric)
         with collected(errors):
             if self._factory is None:
                 find_model(config.model.name, folders)
@@ -100,25 +96,30 @@ class Experiment:
             require_examples(dict(enumerate(self._loaded.clients)))
         raise_together(errors)
 
-    def _usable_metric(self, metric: Metric | None) -> Metric | None:
-        """Accuracy is of class indices; for other targets there is the loss alone."""
-        test = self._loaded.test
-        if metric is not accuracy or test is None:
-            return metric
-        first = torch.zeros(1, dtype=torch.int64)
-        with about("test data"), randomness.kept(first.device):
-            _, targets = next(test.batches([first], torch.device("cpu")))
-        if not isinstance(targets, Tensor) or (
-            targets.ndim > 0 and not targets.is_floating_point()
-        ):
-            return metric
-        warnings.warn(
-            "model.metric: accuracy needs class indices, which the targets of the test data are "
-            "not; only the loss is measured; name a metric of your own for more",
-            FedoptWarning,
-            stacklevel=2,
-        )
-        return None
+    def _find_metrics(self, metric: Metric | None) -> dict[str, Metric]:
+        folders = self.config.import_folders
+        main = self.config.model.metric
+        found = {} if metric is None else {"custom": function_of("metric", metric)}
+        found = found or {main: named_metric(main, folders)}
+        for name in self.config.evaluation.metrics:
+            found.setdefault(name, named_metric(name, folders, "evaluation.metrics"))
+        return found
+
+    def _drop_idle_accuracy(self) -> None:
+        """Accuracy is of class indices; for other targets there is the loss, and what was named."""
+        if self._loaded.test is None:
+            return
+        with about("test data"), randomness.kept(torch.device("cpu")):
+            usable = usable_metrics(self.metrics, self._loaded.test)
+        if len(usable) < len(self.metrics):
+            self.metrics = usable
+            warnings.warn(
+                "model.metric: accuracy needs class indices, which the targets of the test data "
+                f"are not; {', '.join(self.metrics) or 'only the loss'} is measured; name another, "
+                "such as 'mse', or one of your own",
+                FedoptWarning,
+                stacklevel=2,
+            )
 
     def _try(self) -> bool:
         """Try all parts on some data; return whether training draws from a global generator."""
@@ -127,7 +128,7 @@ class Experiment:
         is_random = try_training(self.model, self.loss, clients, self.config.training.batch_size)
         if test is not None:
             local = self.has_local_buffers
-            try_evaluation(self.model, self.loss, self.metric, test, use_batch_statistics=local)
+            try_evaluation(self.model, self.loss, self.metrics, test, use_batch_statistics=local)
         return is_random
 
     @property
@@ -163,8 +164,8 @@ class Experiment:
     def origin(self) -> Origin:
         """What this was made from, for the runs that continue it."""
         config = self.config
-        names = (config.algorithm.name, config.data.name, config.model.name)
-        own = [n for n in (*names, config.model.loss, config.model.metric) if is_import_path(n)]
+        names = [config.algorithm.name, config.data.name, config.model.name, config.model.loss]
+        own = [n for n in (*names, *self.metrics, config.data.collate or "") if is_import_path(n)]
         code = {name: file_digest(name) for name in own}
         return Origin(self._given, fingerprint(self._loaded), code)
 
@@ -190,12 +191,9 @@ class Experiment:
         local = self.has_local_buffers
         try:
             with randomness.kept(self.device, derive(self.config.federation.seed, "evaluation")):
-                loss, metric = evaluate(
-                    model, test, self.loss, self.metric, use_batch_statistics=local
-                )
+                return evaluate(model, test, self.loss, self.metrics, use_batch_statistics=local)
         except (Exception, SystemExit) as error:  # of the user's module, loss, metric or data
             raise RunError(f"evaluation on the test data failed: {described(error)}") from error
-        return Evaluation(loss, metric, self.metric_name)
 
     def diagnose(self, model: FlatModel, plan: Plan) -> Diagnosis:
         """Measure f and ∇f over the training data of all clients, which must be here."""
@@ -213,4 +211,4 @@ class Experiment:
     def pool(self, size: int) -> ModelPool:
         """Return the models of `size` workers; the server's, idle while clients train, is one."""
         models = [self.model, *(self.make_model() for _ in range(size - 1))]
-        return ModelPool(models, self.loss, metric=self.metric)
+        return ModelPool(models, self.loss, metrics=self.metrics)

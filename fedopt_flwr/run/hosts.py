@@ -19,7 +19,7 @@ from ..algorithm import ClientId
 from ..algorithms import load_rule
 from ..config.run_config import RunConfig
 from ..config.sections import Facts
-from ..data import ClientData, load_client_data
+from ..data import Part, load_client_data
 from ..engines.common import keep_freed_memory
 from ..engines.stream import Connections, ServerAddress, StreamClient
 from ..errors import FedoptError, MessageError
@@ -32,8 +32,9 @@ from ..own_code import is_import_path
 from ..problems import foreign_text, validation_problems
 from ..training.devices import pick_device
 from ..training.dry_run import try_training
-from ..training.evaluation import named_loss
+from ..training.evaluation import named_loss, named_metric
 from ..training.flat_model import FlatModel
+from ..training.metrics import Metric
 from .limits import bounded_module, require_clients, require_examples, require_work
 
 _GRACE_SECONDS = 5.0
@@ -53,12 +54,12 @@ class ClientHost:
         load_rule(config.algorithm.name, config.import_folders)
         self._device = pick_device(config.training.device)
         self._lock = threading.Lock()
-        self._data: dict[ClientId, ClientData] = {}
+        self._data: dict[ClientId, Part] = {}
         self._facts: Facts | None = None  # of the federation that the data was divided for
         self._model: tuple[str, FlatModel] | None = None  # with the run that it is for
         self._pool: tuple[str, ModelPool] | None = None
 
-    def data(self, client_id: ClientId, facts: dict[str, Scalar]) -> ClientData:
+    def data(self, client_id: ClientId, facts: dict[str, Scalar]) -> Part:
         """Return a client's data; all clients' data is loaded at once when one first asks."""
         config = self._config
         known = config.federation.model_dump(include={"num_clients", "seed"})
@@ -71,10 +72,10 @@ class ClientHost:
         with self._lock:
             if wanted != self._facts:
                 loaded = load_client_data(config.data, wanted, self._ids, config.import_folders)
-                self._data = {i: data.on_device(self._device) for i, data in loaded.items()}
+                self._data = {i: part.on_device(self._device) for i, part in loaded.items()}
                 self._facts = wanted
             own = self._data[client_id]
-        require_examples(config, own.num_examples)
+        require_examples(config, own.train.num_examples)
         return own
 
     def pool(self, instruction: Instruction, num_examples: int) -> ModelPool:
@@ -100,8 +101,22 @@ class ClientHost:
         model = self._model_of(instruction)
         loss = named_loss(instruction.loss, self._config.import_folders)
         # a client that fails here fails in its rounds, as in a simulation; others may train
-        try_training(model, loss, self._data, instruction.batch_size, are_all=False)
+        own = {i: part.train for i, part in self._data.items()}
+        try_training(model, loss, own, instruction.batch_size, are_all=False)
         return ModelPool([model], loss)
+
+    def metrics(self, instruction: Instruction) -> dict[str, Metric]:
+        """Return the metrics that the server asks for; own ones must be this client's own, too."""
+        names = instruction.metrics.split(",") if instruction.metrics else []
+        own = {self._config.model.metric, *self._config.evaluation.metrics}
+        for name in names:
+            if is_import_path(name) and name not in own:
+                raise MessageError(
+                    f"evaluation.metrics: the server asks for {name!r}; this client is configured "
+                    f"with {sorted(own)}, and no other code is imported; make the two equal, or "
+                    "start the client with --no-evaluation"
+                )
+        return {name: named_metric(name, self._config.import_folders) for name in names}
 
     def _make_model(self, instruction: Instruction) -> FlatModel:
         own = self._config.model
@@ -133,9 +148,15 @@ class HostedClient(FederatedClient):
     """
 
     def __init__(
-        self, client_id: ClientId, host: ClientHost, states: Callable[[str], ClientStates]
+        self,
+        client_id: ClientId,
+        host: ClientHost,
+        states: Callable[[str], ClientStates],
+        *,
+        evaluates: bool = True,
     ) -> None:
         self.client_id = client_id
+        self.evaluates = evaluates
         self._host = host
         self._states_of = states
         self._facts: dict[str, Scalar] = {}
@@ -147,7 +168,7 @@ class HostedClient(FederatedClient):
                 f"must be {sorted(Facts.model_fields)}; both must run the same version"
             )
         self._facts = dict(config)
-        self.data = self._host.data(self.client_id, self._facts)
+        self.data, self.holdout = self._host.data(self.client_id, self._facts)
         return super().get_properties(config)
 
     def bytes_of_instructions(self, announced: Mapping[str, Any]) -> int:
@@ -159,9 +180,12 @@ class HostedClient(FederatedClient):
         return largest_instruction(rule, model, with_buffers=with_buffers)
 
     def prepare(self, instruction: Instruction) -> None:
-        self.data = self._host.data(self.client_id, self._facts)
+        self.data, self.holdout = self._host.data(self.client_id, self._facts)
         self._models = self._host.pool(instruction, self.data.num_examples)
         self._states = self._states_of(instruction.run)
+
+    def metrics(self, instruction: Instruction) -> dict[str, Metric]:
+        return self._host.metrics(instruction)
 
 
 def states_in(directory: Path) -> Callable[[str], DiskStates]:
@@ -176,16 +200,20 @@ def serve_clients(
     server: ServerAddress,
     say: Callable[[str], None],
     connections: Connections,
+    *,
+    evaluate: bool = True,
 ) -> list[FedoptError]:
     """Run one stream for each client until the server sends all home; return what ended others.
 
+    With `evaluate` false they evaluate nothing for the server, and say so when they are asked.
     SIGTERM and Ctrl-C leave at once: what is being trained is not waited for.
     """
     keep_freed_memory()
     host = ClientHost(config, client_ids)
     states = states_in(state)
     streams = [
-        StreamClient(i, HostedClient(i, host, states), server, say, connections) for i in client_ids
+        StreamClient(i, HostedClient(i, host, states, evaluates=evaluate), server, say, connections)
+        for i in client_ids
     ]
     errors: list[FedoptError] = []
 

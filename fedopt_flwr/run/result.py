@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from ..rounds.record import RoundRecord
 
@@ -41,7 +42,11 @@ class Outcome:
 
 @dataclass(kw_only=True)
 class Result(Outcome):
-    """What a run gives back: the final vector (NumPy, float32), the module with it, the records."""
+    """What a run gives back: the final vector (NumPy, float32), the module with it, the records.
+
+    With `stop.metric`, `best` is the state_dict of the best model, that of `summary["best_round"]`.
+    """
 
     parameters: np.ndarray
     model: nn.Module
+    best: Mapping[str, Tensor] | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +26,10 @@ _MAY_CHANGE = {  # how long one waits, what computes, what is kept
     "federation.start_timeout",
     "federation.max_reply_norm",
     "training.device",
+    "stop.patience",
+    "stop.target",
+    "stop.max_seconds",
+    "stop.max_gigabytes",
     "output.directory",
     "output.checkpoint_every",
     "output.keep",
@@ -52,7 +58,22 @@ def read_run(
             f"--resume: the run in {str(directory)!r} has done all "
             f"{found.federation.num_rounds} rounds; start a new one for more"
         )
+    stopped = _why_stopped(directory)
+    if stopped and found.to_dict()["stop"] == checkpoint.config.get("stop"):
+        raise ConfigError(
+            f"--resume: the run in {str(directory)!r} ended {stopped}; to continue it change that, "
+            "as with --set stop.patience=20, or start a new one"
+        )
     return found, checkpoint
+
+
+def _why_stopped(directory: Path) -> str | None:
+    """Return why a run that is over ended before its last round, if it did."""
+    with contextlib.suppress(OSError, ValueError):
+        summary = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+        if isinstance(summary, dict) and summary.get("stopped"):
+            return str(summary["stopped"])
+    return None
 
 
 def _require_unchanged(config: RunConfig, checkpoint: Checkpoint, source: str) -> None:

@@ -5,28 +5,34 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import takewhile
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientId, Plan
-from ..errors import ConfigError, EndOfRun, FedoptError, FedoptWarning, RunError
-from ..flower import STATE_LOST, FederatedStrategy
+from ..errors import EndOfRun, FedoptError, FedoptWarning, RunError
+from ..flower import FederatedStrategy
 from ..own_code import described, is_import_path
-from ..rounds.record import NOT_COUNTED, RoundRecord
+from ..rounds.record import RoundRecord
+from ..rounds.stopping import Stopping
 from .checkpoints import Checkpoint
 from .directory import CURVES, RunDirectory
 from .experiment import Experiment
+from .needs import (
+    require_data_to_diagnose,
+    require_evaluators,
+    require_states,
+    require_what_stops,
+)
 from .plots import draw_curves
 from .result import Result
 from .resuming import require_same, require_same_clients
 from .summary import summarize
+from .worries import worries_of
 
-_NAMED = 5  # failing clients that are named
 _HOPELESS = 10  # rounds taken back, without one between that moved, that end a run
 
 
@@ -86,7 +92,11 @@ class Run:
         self._is_telling = False  # what is raised meanwhile is the listener's and no rule's
         self._directory: RunDirectory | None = None
         self._records: list[RoundRecord] = []
-        _require_data_to_diagnose(experiment)
+        require_data_to_diagnose(experiment)
+        require_what_stops(experiment)
+        require_evaluators(experiment)
+        self._stopping = Stopping(config.stop, experiment.metrics)
+        self._best: Mapping[str, Tensor] | None = None  # model, by stop.metric
         self._initial_loss: float | None = None  # on the test data; round 0 holds it where it is
         self.num_rounds = config.federation.num_rounds  # still to do
         self._checkpoint = checkpoint  # that the run continues from
@@ -95,6 +105,7 @@ class Run:
                 require_same(experiment, checkpoint)
             self.num_rounds -= checkpoint.server.round
             self._initial_loss = checkpoint.initial_loss
+            self._best = checkpoint.best or None
         # of the code as it was imported, not as it is when a checkpoint is due
         self._origin = experiment.origin if checkpoint or config.output.checkpoint_every else None
         self.strategy = FederatedStrategy(
@@ -125,6 +136,11 @@ class Run:
             self._save(0)
         losses = [record.test_loss for record in self._records if record.test_loss is not None]
         self.strategy.last_loss = [self._initial_loss, *losses][-1]
+        self._stopping.catch_up(self._records)
+        if self._best is not None:  # its file may be of a later round, which is done again
+            self._write_best()
+        if self._stopping.reason:
+            raise EndOfRun
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -160,16 +176,29 @@ class Run:
     def _take(self, record: RoundRecord) -> None:
         self._records.append(record)
         if self._checkpoint and record.round == self._checkpoint.server.round + 1:
-            _require_states(record)
+            require_states(record)
         if self._directory is not None:
             self._directory.add(record)
+        if self._stopping.hear(record):
+            self._keep_best()
+        if self._directory is not None:
             self._save(record.round)
         self._is_telling = True
         self._listener.on_round(record)
         self._is_telling = False
         idle = takewhile(lambda record: not record.clients, reversed(self._records))
-        if sum(record.taken_back for record in idle) >= _HOPELESS:
+        if sum(record.taken_back for record in idle) >= _HOPELESS or self._stopping.reason:
             raise EndOfRun
+
+    def _keep_best(self) -> None:
+        self.strategy.write_to_model()
+        state = self.strategy.model.module.state_dict()
+        self._best = {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
+        self._write_best()
+
+    def _write_best(self) -> None:
+        if self._directory is not None and self._best is not None:
+            self._directory.write_best(self._best, self._stopping.best_round or 0)
 
     def _save(self, number: int) -> None:
         """Write a checkpoint where one is due; round 0 is the start, with or without a pass."""
@@ -210,6 +239,7 @@ class Run:
             replace(self._origin or experiment.origin, num_examples=num_examples),
             str(config.import_folders[0]),
             config.to_dict(),
+            self._best or {},
         )
 
     def finish(self) -> Result:
@@ -232,7 +262,13 @@ class Run:
         }
         if (warm_up := self._warm_up_rounds()) is not None:
             summary["warmup_rounds"] = warm_up
-        if self._records[-1:] and self._records[-1].taken_back:
+        summary |= {
+            "stopped": self._stopping.reason,
+            "best_round": self._stopping.best_round,
+            "best_value": self._stopping.best_value,  # of stop.metric
+        }
+        last = self._records[-1] if self._records else None
+        if last and (last.taken_back or (self._stopping.reason and last.test_loss is None)):
             summary |= self._final_evaluation()
         before = self._checkpoint.server.round if self._checkpoint else 0
         result = Result(
@@ -241,10 +277,11 @@ class Run:
             rounds=self._records,
             summary=summary,
             rounds_before=before,
+            best=self._best,
         )
         if self._directory is not None:
             self._write_results(self._directory, result)
-        for text in _worries(result):
+        for text in worries_of(result):
             warnings.warn(text, FedoptWarning, stacklevel=2)
         return result
 
@@ -257,16 +294,16 @@ class Run:
         everyone = takewhile(lambda r: r.num_asked == federation.num_clients, rounds)
         return len(list(everyone))
 
-    def _final_evaluation(self) -> dict[str, float | None]:
+    def _final_evaluation(self) -> dict[str, Any]:
         """Evaluate the model that is left when the last round was taken back."""
         if self._experiment.data.test is None:
             return {}
         found = self._experiment.evaluate(self.strategy.model)
-        accuracy = found.metric if found.metric_name == "accuracy" else None
         return {
             "final_test_loss": found.loss,
-            "final_test_metric": found.metric,
-            "final_test_accuracy": accuracy,
+            "final_test_metric": found.main,
+            "final_test_accuracy": found.accuracy,
+            "final_test_metrics": found.known,
         }
 
     def _write_results(self, directory: RunDirectory, result: Result) -> None:
@@ -281,66 +318,3 @@ class Run:
             draw_curves({name: [self._records]}, directory.path / CURVES, title)
         except OSError as error:  # all that counts is written
             warnings.warn(f"{CURVES}: not drawn: {error}", FedoptWarning, stacklevel=2)
-
-
-def _worries(result: Result) -> Iterator[str]:
-    """Say that a run diverged or ended without replies; else which clients failed in at least half
-    of the rounds in which they were asked."""
-    diverged_at = result.summary["diverged_at"]
-    counted = Counter(i for r in result.rounds if r.round for i in r.clients)
-    if diverged_at is not None:
-        yield (
-            f"{result.summary['algorithm']}: diverged in round {diverged_at}: losses were no "
-            "longer finite, 20 times the first, or again those of an untrained model; lower the "
-            "learning rates, set training.clip_norm, or look for values in the data that are not "
-            f"finite{_why_taken_back(result.rounds[-1])}"
-        )
-    elif result.idle_from is not None:
-        text = "in any round, so the model is the untrained one"
-        if counted:
-            last = max(record.round for record in result.rounds if record.clients)
-            text = f"from round {result.idle_from} on, so the model is that of round {last}"
-        yield f"no client's reply was counted {text}; the last error: {result.last_error}"
-    else:
-        errors = [e for r in result.rounds if r.round for e in r.errors if e["phase"] == "train"]
-        errors = [error for error in errors if not str(error["error"]).startswith(NOT_COUNTED)]
-        failed = Counter(error["client"] for error in errors)
-        last_error = {error["client"]: error["error"] for error in errors}
-        failing = [i for i in failed if 1 < failed[i] >= counted[i]]
-        for i in failing[:_NAMED]:
-            yield (
-                f"client {i}: failed in {failed[i]} of the {failed[i] + counted[i]} rounds in "
-                "which it was asked, so the model knows little of its data; the last error: "
-                f"{last_error[i]}"
-            )
-        if more := len(failing[_NAMED:]):
-            yield f"{more} more clients failed in at least half of their rounds; see rounds.jsonl"
-
-
-def _why_taken_back(last: RoundRecord) -> str:
-    if not last.taken_back:
-        return ""
-    named = [e for e in last.errors if not str(e["error"]).startswith(NOT_COUNTED)]
-    text = "; ".join(f"client {e['client']}: {e['error']}" for e in named)
-    return (
-        f"; round {last.round} was taken back ({text}); where that is one client's doing, set "
-        "federation.max_reply_norm"
-    )
-
-
-def _require_data_to_diagnose(experiment: Experiment) -> None:
-    if experiment.config.output.diagnostics and not experiment.data.clients:
-        raise ConfigError(
-            "output.diagnostics: got true; the data of all clients must be in this process, which "
-            "it is in `fedopt simulate` and `fedopt compare` alone; set it to false"
-        )
-
-
-def _require_states(record: RoundRecord) -> None:
-    """End a run that nobody can continue, before a checkpoint takes the good one's place."""
-    lost = [error for error in record.errors if STATE_LOST in str(error["error"])]
-    if lost and len(lost) == record.num_asked:
-        raise RunError(
-            f"--resume: round {record.round}: {lost[0]['error']}; start the clients with the "
-            "--state-dir that they had, or start a new run"
-        )

@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 
 from ..config.run_config import RunConfig
-from ..data import from_datasets
+from ..data import Collate, from_datasets
 from ..engines.in_process import run_in_process
 from ..errors import ConfigError, FedoptWarning
 from ..flower import FederatedClient, MemoryStates
-from ..training.evaluation import Metric
+from ..training.metrics import Metric
 from ..training.objective import Loss
 from .checkpoints import Checkpoint
 from .experiment import Experiment
@@ -31,18 +31,22 @@ def simulate(
     loss: Loss | None = None,
     metric: Metric | None = None,
     *,
+    collate: Collate | None = None,
     workers: int = 1,
     listener: Listener | None = None,
 ) -> Result:
     """Run a federation inside this process.
 
     `model` returns an nn.Module, whose parameters as returned are x⁰; `client_data` is a list of
-    map-style data sets of (input, target), one a client; `loss` takes (outputs, targets) and
-    returns the mean over the batch, `metric` takes those of the whole test set. What is not given
-    comes from `config`. Files are written if `output.directory` is set. Raises FedoptError with all
-    that is wrong.
+    data sets of (input, target), one a client: map-style, or IterableDatasets with a length;
+    `collate` makes a batch of a list of examples, as that of torch's DataLoader; `loss` takes
+    (outputs, targets) and returns the mean over the batch, `metric` takes those of the whole test
+    set and returns a number or a dict of numbers, of which the first is `test_metric`. What is not
+    given comes from `config`. Files are written if `output.directory` is set. Raises FedoptError
+    with all that is wrong.
     """
     objects = {"client_data": client_data, "test_data": test_data, "loss": loss, "metric": metric}
+    objects |= {"collate": collate}
     experiment = _experiment(RunConfig.coerce(config), model=model, **objects)
     return run_experiment(experiment, workers=workers, listener=listener)
 
@@ -55,6 +59,7 @@ def resume(
     loss: Loss | None = None,
     metric: Metric | None = None,
     *,
+    collate: Collate | None = None,
     workers: int = 1,
     listener: Listener | None = None,
 ) -> Result:
@@ -71,6 +76,7 @@ def resume(
             "--resume` and those clients"
         )
     objects = {"client_data": client_data, "test_data": test_data, "loss": loss, "metric": metric}
+    objects |= {"collate": collate}
     experiment = _experiment(config, model=model, **objects)
     return run_experiment(experiment, workers=workers, listener=listener, checkpoint=checkpoint)
 
@@ -79,9 +85,10 @@ def _experiment(config: RunConfig, **objects: Any) -> Experiment:
     """Make an experiment with the objects that are given, not None, instead of its own."""
     given = {name: value for name, value in objects.items() if value is not None}
     names = list(given)
-    if {"client_data", "test_data"} & given.keys():
-        clients = given.pop("client_data", None)
-        given["data"] = from_datasets(clients, given.pop("test_data", None), config)
+    ours = [given.pop(name, None) for name in ("client_data", "test_data", "collate")]
+    if any(item is not None for item in ours):
+        clients, test, collate = ours
+        given["data"] = from_datasets(clients, test, config, collate)
     return Experiment(config, given=names, **given)
 
 
@@ -110,7 +117,8 @@ def run_experiment(
         for client_id, state in checkpoint.client_states.items():
             states.save(client_id, checkpoint.server.versions[client_id], dict(state))
     pool = experiment.pool(workers)
-    clients = [FederatedClient(i, d, pool, states) for i, d in enumerate(experiment.data.clients)]
+    parts = zip(experiment.data.clients, experiment.data.holdouts, strict=True)
+    clients = [FederatedClient(i, d, pool, states, h) for i, (d, h) in enumerate(parts)]
     with run.recording():
         run_in_process(
             run.strategy,

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any
 
+from ..config.sections import KNOWN_BETTER
 from ..rounds.record import NOT_FINITE, RoundRecord
 
-Measure = Literal["test_accuracy", "test_loss", "global_train_loss", "gradient_norm"]
 _TOTALS = ("failures", "uplink_bytes", "downlink_bytes", "uplink_vectors", "downlink_vectors")
 _DIVERGED = 20.0  # times the first loss
 _AS_BEFORE = 0.9  # times the first test loss: no better than an untrained model
@@ -18,14 +18,14 @@ _FITS = 0.5  # times the first test loss: a training loss that low is of a model
 
 
 def rounds_to_target(
-    records: Sequence[RoundRecord], target: float, measure: Measure = "test_accuracy"
+    records: Sequence[RoundRecord], target: float, measure: str = "test_accuracy"
 ) -> int | None:
-    """Return the first round that reaches an accuracy (a fraction), or gets down to another."""
+    """Return the first round whose measure (of KNOWN_BETTER) is as good as the target."""
     return next((n for n, reached in _reached(records, target, measure) if reached), None)
 
 
 def holds_from(
-    records: Sequence[RoundRecord], target: float, measure: Measure = "test_accuracy"
+    records: Sequence[RoundRecord], target: float, measure: str = "test_accuracy"
 ) -> int | None:
     """Return the first round from which every evaluated one reaches the target, or None."""
     evaluated = list(_reached(records, target, measure))
@@ -34,12 +34,13 @@ def holds_from(
 
 
 def _reached(
-    records: Sequence[RoundRecord], target: float, measure: Measure
+    records: Sequence[RoundRecord], target: float, measure: str
 ) -> Iterator[tuple[int, bool]]:
     for record in records:
-        value = getattr(record, measure)
+        value = record.measured(measure)
         if value is not None:
-            yield record.round, value >= target if measure == "test_accuracy" else value <= target
+            is_higher = KNOWN_BETTER[measure] == "higher"
+            yield record.round, value >= target if is_higher else value <= target
 
 
 def diverged_at(records: Sequence[RoundRecord], initial_loss: float | None = None) -> int | None:
@@ -124,8 +125,11 @@ def summarize(
         "final_test_loss": last.test_loss,
         "final_test_metric": last.test_metric,
         "final_test_accuracy": last.test_accuracy,
+        "final_test_metrics": last.test_metrics,
+        "final_on_clients": next((r.on_clients for r in reversed(records) if r.on_clients), None),
         "best_test_accuracy": max(accuracies, default=None),
         **{name: sum(getattr(record, name) for record in records) for name in _TOTALS},
+        "late": sum(record.num_late for record in records),  # of the failures: others were first
         "gigabytes": sum(r.uplink_bytes + r.downlink_bytes for r in records) / 1e9,
         "vectors_per_client": [r.vectors_per_client for r in records],
         "simulated_seconds": sum(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +18,10 @@ from ..data import ClientData
 from ..errors import ConfigError, DataError, FedoptError, FedoptWarning
 from ..own_code import described
 from ..problems import about
-from .evaluation import Metric, evaluate, evaluating
+from .evaluation import evaluate, evaluating
 from .flat_model import FlatModel
 from .joining import on_cpu
+from .metrics import Metric, Values, add_values
 from .objective import Loss, evaluation_chunks, outputs_of
 from .shapes import ShapeError, require_one_shape
 
@@ -31,7 +33,8 @@ _LOSS_RETURNS = (
     "shape [] with a gradient"
 )
 _METRIC_RETURNS = (
-    "it is called with (outputs, targets) of the whole test set and must return a number"
+    "it is called with (outputs, targets) of the whole test set and must return a number, or a "
+    "dict of numbers by names that no other metric has"
 )
 _ON_CLASSES = (functional.cross_entropy, functional.nll_loss)
 
@@ -109,7 +112,7 @@ def _try_step(model: FlatModel, loss: Loss, data: ClientData, count: int, whom: 
 def try_evaluation(
     model: FlatModel,
     loss: Loss,
-    metric: Metric | None,
+    metrics: Mapping[str, Metric],
     test: ClientData,
     *,
     use_batch_statistics: bool = False,
@@ -124,21 +127,29 @@ def try_evaluation(
     ):
         batch = _try_batch(model, loss, test, count, "the test data")
         _call("model.loss", lambda: float(batch.loss), batch.seen, _LOSS_RETURNS)
-        if metric is None or (count < test.num_examples and _measures(metric, batch)):
+        if not metrics or (count < test.num_examples and _measure(metrics, batch)):
             return
         # what fails on a part of the test data may do on the whole, as one class has no AUC
-        _call(
-            "model.metric",
-            lambda: evaluate(model, test, loss, metric, use_batch_statistics=use_batch_statistics),
-            batch.seen,
-            _METRIC_RETURNS,
-        )
+        tried: dict[str, Metric] = {}
+        for name, metric in metrics.items():
+            tried[name] = metric
+            _call(
+                f"evaluation.metrics: {name!r}" if len(tried) > 1 else "model.metric",
+                partial(
+                    evaluate, model, test, loss, tried, use_batch_statistics=use_batch_statistics
+                ),
+                batch.seen,
+                _METRIC_RETURNS,
+            )
 
 
-def _measures(metric: Metric, batch: _Batch) -> bool:
+def _measure(metrics: Mapping[str, Metric], batch: _Batch) -> bool:
     with contextlib.suppress(Exception, SystemExit), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        float(metric(on_cpu(batch.outputs), on_cpu(batch.targets)))
+        outputs, targets = on_cpu(batch.outputs), on_cpu(batch.targets)
+        values: Values = {}
+        for name, metric in metrics.items():
+            add_values(values, name, metric(outputs, targets))
         return True
     return False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,10 @@ from ..own_code import function_of, is_import_path, load_attribute
 from ..problems import unknown_name
 from .flat_model import FlatModel
 from .joining import measured, on_cpu
+from .metrics import METRICS, Metric, Summed, Values, add_values
 from .objective import Loss, evaluation_chunks, outputs_of
 
-Metric = Callable[[Any, Any], Any]
-
 _LOSSES: dict[str, Loss] = {"cross_entropy": functional.cross_entropy}
-
-
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of examples whose largest output is the target class, in [0, 1]."""
-    return (outputs.argmax(dim=1) == targets).float().mean()
-
-
-_METRICS: dict[str, Metric] = {"accuracy": accuracy}
 
 
 def named_loss(name: str, folders: Iterable[Path] = ()) -> Loss:
@@ -39,9 +30,9 @@ def named_loss(name: str, folders: Iterable[Path] = ()) -> Loss:
     return loss
 
 
-def named_metric(name: str, folders: Iterable[Path] = ()) -> Metric:
+def named_metric(name: str, folders: Iterable[Path] = (), field: str = "model.metric") -> Metric:
     """Return the metric of that name: a callable (outputs, targets) -> number, of all test data."""
-    metric: Metric = _named("model.metric", name, _METRICS, folders)
+    metric: Metric = _named(field, name, METRICS, folders)
     return metric
 
 
@@ -55,11 +46,34 @@ def _named(field: str, name: str, known: dict[str, Any], folders: Iterable[Path]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss and metric over the test data."""
+    """Loss and metrics over the test data."""
 
     loss: float
-    metric: float | None
-    metric_name: str
+    metrics: Values
+
+    @property
+    def main(self) -> float | None:
+        """What the first metric measures."""
+        return next(iter(self.metrics.values()), None)
+
+    @property
+    def accuracy(self) -> float | None:
+        return self.metrics.get("accuracy")
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The metrics that have a value."""
+        return {name: value for name, value in self.metrics.items() if value is not None}
+
+
+def usable_metrics(metrics: Mapping[str, Metric], data: ClientData) -> dict[str, Metric]:
+    """Return the metrics without accuracy where the targets are no class indices, as it is the
+    default and nobody may have asked for it."""
+    if metrics.get("accuracy") is not METRICS["accuracy"]:
+        return dict(metrics)
+    _, targets = next(data.batches([torch.zeros(1, dtype=torch.int64)], torch.device("cpu")))
+    is_number = isinstance(targets, Tensor) and (targets.ndim == 0 or targets.is_floating_point())
+    return {n: m for n, m in metrics.items() if n != "accuracy" or not is_number}
 
 
 @contextlib.contextmanager
@@ -81,33 +95,38 @@ def evaluate(
     model: FlatModel,
     data: ClientData,
     loss: Loss,
-    metric: Metric | None,
+    metrics: Mapping[str, Metric],
     *,
     use_batch_statistics: bool = False,
-) -> tuple[float, float | None]:
-    """Return the mean loss over `data` of the model as it stands, and the metric of all of it.
+) -> Evaluation:
+    """Return the mean loss over `data` of the model as it stands, and the metrics of all of it.
 
-    The metric is called once, on the CPU, with the outputs and targets of all examples.
-    With `use_batch_statistics` batch norm layers normalise by the batch instead of by their
-    running statistics, which stay as they were.
+    A metric that is no `Summed` is called once, on the CPU, with the outputs and targets of all
+    examples. With `use_batch_statistics` batch norm layers normalise by the batch instead of by
+    their running statistics, which stay as they were.
     """
     chunks = evaluation_chunks(torch.arange(data.num_examples))
     sizes = [len(rows) for rows in chunks]
     losses: list[Any] = []  # read at the end: reading waits for the GPU
-    shares: list[Any] = []
+    summed = {name: metric for name, metric in metrics.items() if isinstance(metric, Summed)}
+    whole = {name: metric for name, metric in metrics.items() if name not in summed}
+    sums: dict[str, Tensor] = {}
     parts: list[tuple[Any, Any]] = []
     with evaluating(model, use_batch_statistics):
         for size, (inputs, targets) in zip(sizes, data.batches(chunks, model.device), strict=True):
             outputs = outputs_of(model.module, inputs, size)
             losses.append(loss(outputs, targets) + 0)  # a copy: it may return one tensor each time
-            if metric is accuracy:  # whose mean over the parts is that of the whole
-                shares.append(accuracy(outputs, targets))
-            elif metric is not None:
+            for name, metric in summed.items():
+                part = metric.sums(outputs, targets)
+                sums[name] = sums[name] + part if name in sums else part
+            if whole:
                 parts.append((on_cpu(outputs), on_cpu(targets)))
-        if metric is None:
-            return _mean(losses, sizes), None
-        value = _mean(shares, sizes) if shares else measured(metric, parts, sizes)
-    return _mean(losses, sizes), value
+        found = measured(whole, parts, sizes) if whole else {}
+    found |= {name: metric.of_sums(sums[name]) for name, metric in summed.items()}
+    values: Values = {}
+    for name in metrics:
+        add_values(values, name, found[name])
+    return Evaluation(_mean(losses, sizes), values)
 
 
 def _mean(values: list[Any], sizes: list[int]) -> float:

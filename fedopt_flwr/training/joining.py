@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from itertools import chain
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import FedoptWarning
+from .metrics import Metric
 
 
 def on_cpu(value: Any) -> Any:
@@ -26,9 +27,10 @@ def on_cpu(value: Any) -> Any:
 
 
 def measured(
-    metric: Callable[[Any, Any], Any], parts: list[tuple[Any, Any]], sizes: list[int]
-) -> float:
-    """Return the metric of all parts' outputs and targets; `sizes` are their numbers of examples.
+    metrics: Mapping[str, Metric], parts: list[tuple[Any, Any]], sizes: list[int]
+) -> dict[str, Any]:
+    """Return what each metric finds in all parts' outputs and targets; `sizes` are their numbers
+    of examples.
 
     Where the parts cannot be joined, it is the mean of theirs, weighted by examples.
     """
@@ -37,14 +39,18 @@ def measured(
         targets = joined([targets for _, targets in parts], sizes)
     except (RuntimeError, KeyError) as error:
         warnings.warn(
-            f"model.metric: the parts of the test data cannot be joined ({error}), so it is the "
-            f"mean over parts of {sizes[0]} examples; pad all examples to one length",
+            f"{', '.join(metrics)}: the parts of the test data cannot be joined ({error}), so it "
+            f"is the mean over parts of {sizes[0]} examples; pad all examples to one length",
             FedoptWarning,
             stacklevel=2,
         )
-        values = [float(metric(*part)) for part in parts]
-        return sum(v * size for v, size in zip(values, sizes, strict=True)) / sum(sizes)
-    return float(metric(outputs, targets))
+        found: dict[str, Any] = {}
+        for name, metric in metrics.items():
+            numbers = [float(metric(*part)) for part in parts]
+            total = sum(v * size for v, size in zip(numbers, sizes, strict=True))
+            found[name] = total / sum(sizes)
+        return found
+    return {name: metric(outputs, targets) for name, metric in metrics.items()}
 
 
 def joined(parts: list[Any], sizes: list[int]) -> Any:

@@ -149,13 +149,18 @@ def draw(number: int) -> dict[str, Any]:
         config["data"]["partition"] = {"kind": "iid"}
     if often(0.6):
         config["federation"]["weighting"] = str(rng.choice(["uniform", "examples"]))
+    if often(0.4) and max(sizes) > 2:
+        config["data"]["holdout"] = 0.4
+        config["evaluation"] = {"on_clients": True, "metrics": ["f1", "auroc"]}
+    if often(0.2):
+        config["stop"] = {"metric": "train_loss", "patience": 1}
     return config
 
 
 def facts(result: Result) -> list[Any]:
     """All that must be the same: vector, buffers and what the records say of clients and losses."""
     records = [
-        (r.round, r.clients, r.failures, r.train_loss, r.test_loss, r.test_metric)
+        (r.round, r.clients, r.failures, r.train_loss, r.test_loss, r.test_metrics, r.on_clients)
         for r in result.rounds
     ]
     state = {name: value.numpy().tobytes() for name, value in result.model.state_dict().items()}
@@ -288,6 +293,8 @@ def test_draws_are_of_many_kinds() -> None:
     assert {d["algorithm"]["name"] for d in draws} == set(ALGORITHMS)
     options = [d["data"]["options"] for d in draws]
     assert sum("broken" in o for o in options) > 20
+    assert sum("holdout" in d["data"] for d in draws) > 20
+    assert sum("stop" in d for d in draws) > 20
     assert sum("noisy" in o for o in options) > 20
     assert (
         sum(

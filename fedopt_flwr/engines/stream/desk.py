@@ -34,6 +34,7 @@ from .roster import Roster
 from .tls import ServerTls
 
 _FAREWELL_SECONDS = 5.0
+_BUSY_SECONDS = 30.0  # for clients whose round closed without them, to hear that the run is over
 _POLL_SECONDS = 0.1
 _RETRY_SECONDS = 1.5 * LONGEST_PAUSE_SECONDS  # after which a refused client has asked again
 _COMMON_NAME = "x509_common_name"
@@ -284,6 +285,9 @@ class Desk(SimpleClientManager):
         late = time.monotonic() + (_RETRY_SECONDS if awaits_all else 0.0)
         with self._lock_seats:
             proxies = [seat.proxy for seat in self._seats.values() if seat.proxy is not None]
+        patience = time.monotonic() + _BUSY_SECONDS
+        while any(proxy.is_busy for proxy in proxies) and time.monotonic() < patience:
+            time.sleep(_POLL_SECONDS)
         if proxies:
             with futures.ThreadPoolExecutor(len(proxies)) as pool:
                 list(pool.map(lambda proxy: proxy.leave(_FAREWELL_SECONDS), proxies))

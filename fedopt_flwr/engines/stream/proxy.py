@@ -142,6 +142,7 @@ class StreamProxy(NeverAsked, ClientProxy):
         self._patience = patience
         self._largest_message = largest_message
         self._properties: GetPropertiesRes | None = None
+        self.is_busy = False  # also after its round closed without it
 
     def _request(self, message: bytes, timeout: float | None) -> bytes:
         """Send one message and wait for its answer; Flower's servicer carries both as letters."""
@@ -170,6 +171,7 @@ class StreamProxy(NeverAsked, ClientProxy):
         number, phase = int(ins.config[ROUND]), str(ins.config[PHASE])
         started = time.monotonic()
         self._roster.asked(seat.client_id, number)
+        self.is_busy = True
         try:
             with self._patience.waiting(seat.client_id, number, phase, seat.give_up):
                 answer = self._request(self._arrays.message(ins), timeout)
@@ -180,6 +182,8 @@ class StreamProxy(NeverAsked, ClientProxy):
             result = _failed(seat.ended_because or self._loss(seconds, timeout))
         except Exception as error:  # the library of protocol buffers and Flower raise many kinds
             result = _failed(f"sent a message that cannot be read: {foreign_text(error)}")
+        finally:
+            self.is_busy = False
         note = str(result.metrics.get("error", "")) or foreign_text(result.status.message)
         if not note:
             self._patience.heard(phase, seconds)

@@ -13,8 +13,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from typing import Self
 
 import grpc
+from flwr.common import Code, FitRes
+from flwr.server.client_proxy import ClientProxy
 from flwr.server.superlink.fleet.grpc_bidi.flower_service_servicer import FlowerServiceServicer
 from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
 
@@ -80,14 +83,50 @@ def run_on_streams(
         try:
             with quiet(), intra_op_threads(config.training.threads):
                 on_listening(port)
-                loop = LeanServer(client_manager=desk, strategy=strategy)
-                loop.set_max_workers(config.federation.num_clients)
-                loop.fit(num_rounds, config.federation.timeout_seconds)
-                desk.dismiss(awaits_all=num_rounds == 0)
+                with _ClosingServer(desk, strategy, config.federation.num_clients) as loop:
+                    loop.fit(num_rounds, config.federation.timeout_seconds)
+                    desk.dismiss(awaits_all=num_rounds == 0)
         finally:
             roster.is_open = False
             desk.abandon()
             server.stop(_GRACE_SECONDS).wait()
+
+
+class _ClosingServer(LeanServer):
+    """Closes a round with the first replies, as many as the strategy's quota says, if it has one.
+
+    Those that are late finish their work, and nobody takes what they send; meanwhile they are busy.
+    """
+
+    def __init__(self, desk: Desk, strategy: FederatedStrategy, num_clients: int) -> None:
+        super().__init__(client_manager=desk, strategy=strategy)
+        self.set_max_workers(num_clients)
+        self._federated = strategy
+        self._pool = futures.ThreadPoolExecutor(num_clients, thread_name_prefix="question")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False)
+
+    def fit_round(self, server_round: int, timeout: float | None):  # type: ignore[no-untyped-def]
+        quota = self._federated.quota
+        if quota is None:
+            return super().fit_round(server_round, timeout)
+        asked = self.strategy.configure_fit(server_round, self.parameters, self._client_manager)
+        questions = {
+            self._pool.submit(proxy.fit, ins, timeout, server_round): proxy for proxy, ins in asked
+        }
+        results: list[tuple[ClientProxy, FitRes]] = []
+        usable = 0
+        for question in futures.as_completed(questions):
+            answer = question.result()
+            results.append((questions[question], answer))
+            usable += answer.status.code == Code.OK and "error" not in answer.metrics
+            if usable == quota:
+                break
+        return *self.strategy.aggregate_fit(server_round, results, []), ([], [])
 
 
 @contextlib.contextmanager

@@ -1,0 +1,69 @@
+"""What a run cannot do without, beside what its parts check themselves."""
+
+from __future__ import annotations
+
+from ..errors import ConfigError, RunError
+from ..flower import STATE_LOST
+from ..problems import unknown_name
+from ..rounds.record import RoundRecord
+from ..training.metrics import METRICS
+from .experiment import Experiment
+
+
+def require_data_to_diagnose(experiment: Experiment) -> None:
+    if experiment.config.output.diagnostics and not experiment.data.clients:
+        raise ConfigError(
+            "output.diagnostics: got true; the data of all clients must be in this process, which "
+            "it is in `fedopt simulate` and `fedopt compare` alone; set it to false"
+        )
+
+
+def require_what_stops(experiment: Experiment) -> None:
+    """Raise ConfigError where nothing measures `stop.metric`; a dict of your own metric may."""
+    config = experiment.config
+    name = config.stop.metric
+    if name is None or name == "train_loss":
+        return
+    if name in ("global_train_loss", "gradient_norm"):
+        if not config.output.diagnostics:
+            raise ConfigError(
+                f"stop.metric: got {name!r}, which is measured only with output.diagnostics = true"
+            )
+        return
+    if experiment.data.test is None:
+        raise ConfigError(
+            f"stop.metric: got {name!r}; {config.data.name!r} has no test data here, so only "
+            "'train_loss' is measured; name that, or give some test data"
+        )
+    known = {"test_loss", *experiment.metrics}
+    known |= {"test_accuracy"} if "accuracy" in known else set()
+    has_own = not experiment.metrics.keys() <= METRICS.keys()
+    if name not in known and not has_own:
+        raise ConfigError(unknown_name("stop.metric", name, known))
+
+
+def require_evaluators(experiment: Experiment) -> None:
+    """Raise ConfigError where clients cannot evaluate as they are asked to."""
+    config = experiment.config
+    section, everyone = config.evaluation, config.federation.num_clients
+    if section.clients != "all" and section.clients > everyone:
+        raise ConfigError(
+            f"evaluation.clients: got {section.clients}; must be 'all' or between 1 and "
+            f"federation.num_clients ({everyone})"
+        )
+    data = experiment.data
+    if section.on_clients and data.clients and not any(data.holdouts):
+        raise ConfigError(
+            "evaluation.on_clients: got true, and no client holds out any example; set "
+            "data.holdout, as to 0.2, or give pairs (training data, held-out data)"
+        )
+
+
+def require_states(record: RoundRecord) -> None:
+    """End a run that nobody can continue, before a checkpoint takes the good one's place."""
+    lost = [error for error in record.errors if STATE_LOST in str(error["error"])]
+    if lost and len(lost) == record.num_asked:
+        raise RunError(
+            f"--resume: round {record.round}: {lost[0]['error']}; start the clients with the "
+            "--state-dir that they had, or start a new run"
+        )
