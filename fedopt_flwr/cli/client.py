@@ -57,13 +57,10 @@ def client(
     insecure: Insecure = False,
     health: HealthAddress = None,
     metrics: MetricsAddress = None,
-    evaluation: Annotated[
+    no_evaluation: Annotated[
         bool,
-        typer.Option(
-            "--evaluation/--no-evaluation",
-            help="Evaluate models on held-out examples if the server asks, or tell it nothing.",
-        ),
-    ] = True,
+        typer.Option("--no-evaluation", help="Tell a server that asks nothing of any evaluation."),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Train on this machine's data for a server; CONFIG says which data, device and own code."""
@@ -95,7 +92,7 @@ def client(
         connections = Connections(own)
         with _observed(connections, tls, health, metrics, say):
             errors = serve_clients(
-                run_config, own, state_dir, where, say, connections, evaluate=evaluation
+                run_config, own, state_dir, where, say, connections, evaluate=not no_evaluation
             )
     if errors:
         raise errors[0]

@@ -115,6 +115,11 @@ class RunDisplay:
         options += _chosen(training, "weight_decay", "clip_norm", "gradient_momentum")
         if options:
             self._print(", ".join(options))
+        if model.local:
+            self._print(
+                f"{model.local_vector.numel():,} more parameters stay local "
+                f"({', '.join(model.local)}): the server evaluates with their initial values"
+            )
         if config.federation.buffers == "local" and model.has_buffers:
             self._print("buffers stay local: evaluation uses the batch's statistics")
 
@@ -235,12 +240,12 @@ def _measured(accuracy: float | None, metric: float | None) -> str:
 
 def on_clients_text(found: Mapping[str, Any]) -> str:
     """Return in a few words what clients found on what they held out."""
-    spread = found["spread"]
+    spread, whose = (found["own_spread"], "own ") if found["own_spread"] else (found["spread"], "")
     name = "accuracy" if "accuracy" in spread else next(iter(spread), "")
     if not name:
         return "clients: no value"
     own = spread[name]
-    return f"clients' {name} {own['mean']:.4f}, worst tenth {own['worst']:.4f}"
+    return f"clients' {whose}{name} {own['mean']:.4f}, worst tenth {own['worst']:.4f}"
 
 
 def _state(record: RoundRecord) -> str:

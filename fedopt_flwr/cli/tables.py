@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -84,13 +84,15 @@ def _mean_metrics(runs: Sequence[Outcome]) -> dict[str, float | None]:
 
 
 def _mean_spread(runs: Sequence[Outcome]) -> dict[str, float | None]:
-    """Return means over the runs of what clients found of the first metric, else of the loss."""
+    """Return means over the runs of what clients found of the first metric, else of the loss: with
+    their own models, where parts of those stay local."""
     found = [run.summary["final_on_clients"] for run in runs]
-    if not found or None in found or not all(each["spread"] for each in found):
+    if not found or None in found:
         return {}
-    name = list(found[0]["spread"])[:2][-1]
-    spreads = [each["spread"].get(name, {}) for each in found]
-    return {key: _mean([spread.get(key) for spread in spreads]) for key in ("mean", "worst")}
+    spreads = [each["own_spread"] or each["spread"] for each in found]
+    name = next(iter([*spreads[0]][1:2] or spreads[0]), "")  # after the loss, which is first
+    values = [spread.get(name, {}) for spread in spreads]
+    return {key: _mean([value.get(key) for value in values]) for key in ("mean", "worst")}
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -101,30 +103,8 @@ def _mean(values: list[float | None]) -> float | None:
 
 def print_results(rows: list[dict[str, Any]], targets: Sequence[Target]) -> None:
     """Print the table; a metric of the user's own stands in the place of accuracy."""
-    ran = [row for row in rows if row["error"] is None]
-    has_accuracy = not ran or any(row["final_test_accuracy"] is not None for row in ran)
-    more = list(dict.fromkeys(name for row in ran for name in row["metrics"]))
-    more = [name for name in more if name != "accuracy"] if has_accuracy else more[1:]
-    on_clients = any(row["on_clients"] for row in ran)
-    keeps_best = any(row["best_round"] is not None for row in ran)
     table = Table()
-    for row in rows:
-        name = row["algorithm"]
-        is_experimental = ALGORITHMS[name.partition(":")[0]].experimental
-        cells = {
-            "algorithm": f"{name} (experimental)" if is_experimental else name,
-            "accuracy" if has_accuracy else "metric": _final(row),
-            "best": _number(row["best_test_accuracy"], ".4f"),
-            **{name: _number(row["metrics"].get(name), ".4f") for name in more},
-            "test loss": _number(row["final_test_loss"], ".4f"),
-            **(_client_cells(row) if on_clients else {}),
-            **({"best round": _number(row["best_round"], ".4g")} if keeps_best else {}),
-            **{t.heading: _number(row["rounds_to"][t.key], ".4g") for t in targets},
-            "GB": _number(row["gigabytes"], ".3g"),
-            "SRT s": _number(row["simulated_seconds"], ".1f"),
-            "seconds": _number(row["seconds"], ".1f"),
-            "failures": str(row["failures"]),
-        }
+    for cells in _cells(rows, targets):
         if not table.columns:
             for heading in cells:
                 table.add_column(heading)
@@ -142,6 +122,33 @@ def print_results(rows: list[dict[str, Any]], targets: Sequence[Target]) -> None
                 "part, to be grouped; they count above",
                 soft_wrap=True,
             )
+
+
+def _cells(rows: list[dict[str, Any]], targets: Sequence[Target]) -> Iterator[dict[str, str]]:
+    """Yield each row's cells by their headings, the same in all rows."""
+    ran = [row for row in rows if row["error"] is None]
+    has_accuracy = not ran or any(row["final_test_accuracy"] is not None for row in ran)
+    more = list(dict.fromkeys(name for row in ran for name in row["metrics"]))
+    more = [name for name in more if name != "accuracy"] if has_accuracy else more[1:]
+    on_clients = any(row["on_clients"] for row in ran)
+    keeps_best = any(row["best_round"] is not None for row in ran)
+    for row in rows:
+        name = row["algorithm"]
+        is_experimental = ALGORITHMS[name.partition(":")[0]].experimental
+        yield {
+            "algorithm": f"{name} (experimental)" if is_experimental else name,
+            "accuracy" if has_accuracy else "metric": _final(row),
+            "best": _number(row["best_test_accuracy"], ".4f"),
+            **{name: _number(row["metrics"].get(name), ".4f") for name in more},
+            "test loss": _number(row["final_test_loss"], ".4f"),
+            **(_client_cells(row) if on_clients else {}),
+            **({"best round": _number(row["best_round"], ".4g")} if keeps_best else {}),
+            **{t.heading: _number(row["rounds_to"][t.key], ".4g") for t in targets},
+            "GB": _number(row["gigabytes"], ".3g"),
+            "SRT s": _number(row["simulated_seconds"], ".1f"),
+            "seconds": _number(row["seconds"], ".1f"),
+            "failures": str(row["failures"]),
+        }
 
 
 def _client_cells(row: dict[str, Any]) -> dict[str, str]:

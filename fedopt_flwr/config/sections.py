@@ -83,6 +83,7 @@ class FederationSection(Facts):
     over_sample: float = Field(1.0, ge=1, le=1000, validate_default=True)
     weighting: Literal["uniform", "examples"] | None = None  # p_i: 1/N or n_i/Σn; the rule's own
     buffers: Literal["average", "local"] = "average"
+    local_parameters: tuple[str, ...] = Field((), strict=False)  # patterns of names; stay at home
     min_replies: Count = Field(1, validate_default=True)
     # for a round's replies, in s; auto (over gRPC): 20 times the slowest so far, at least 600
     round_timeout: float | Literal["auto", "none"] = "auto"
@@ -148,6 +149,7 @@ class TrainingSection(_Section):
     weight_decay: Rate = 0.0  # part of the loss: adds weight_decay · y to ∇F
     clip_norm: Rate = 0.0  # largest norm of the loss's gradient; 0: no limit
     gradient_momentum: float = Field(0.0, ge=0, lt=1)  # within a round, as torch's SGD
+    local_learning_rate: Rate | None = None  # of federation.local_parameters; None: the rule's
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")
     threads: int = Field(1, ge=1, le=1024)  # intra-op threads of a client and of the server
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .client_data import ClientData, Loading, as_client_data
+from .client_data import ClientData, Loading
 from .federated import (
     Collate,
     FederatedData,
@@ -14,6 +14,7 @@ from .federated import (
     require_examples,
 )
 from .holdouts import Part
+from .wrapping import as_client_data
 
 __all__ = [
     "ClientData",

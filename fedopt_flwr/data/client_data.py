@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from ..errors import DataError
 from ..own_code import described
@@ -48,6 +48,9 @@ class Loading:
     workers: int = 0  # processes that read them
 
 
+AS_TORCH = Loading()
+
+
 @dataclass(frozen=True)
 class Source:
     """Both parts of a data set: ours in memory, or what the user's own loader returned.
@@ -60,7 +63,7 @@ class Source:
     test: Any
     num_classes: int | None = None  # None: counted where it is needed
     owners: np.ndarray | None = None  # of the training rows, shape [n]
-    loading: Loading = Loading()
+    loading: Loading = AS_TORCH
 
 
 class TensorData:
@@ -117,7 +120,7 @@ class DatasetData:
         self,
         dataset: Dataset[Any],
         targets: np.ndarray | None = None,
-        loading: Loading = Loading(),  # frozen
+        loading: Loading = AS_TORCH,  # frozen
     ) -> None:
         self._dataset = dataset
         self._targets = targets
@@ -155,7 +158,7 @@ class DatasetData:
             values = []
             for position in range(self.num_examples):
                 with reading(self._dataset, f"example {position}"):
-                    values.append(np.asarray(as_pair(self._dataset[position])[1]))
+                    values.append(target_of(self._dataset[position], self._loading))
             self._targets = as_targets(values)
         return self._targets
 
@@ -171,62 +174,6 @@ class DatasetData:
         return DatasetData(part, known, self._loading)
 
 
-def as_client_data(dataset: Any, loading: Loading = Loading()) -> ClientData:
-    """Wrap a user's data set; TensorDataset (and a Subset of one) stays in memory, unless batches
-    are made in a way of their own.
-
-    Raises DataError for what is neither a map-style data set nor an IterableDataset with a length.
-    """
-    from .streams import StreamData
-
-    if isinstance(dataset, TensorData) and loading != Loading():
-        raise DataError(
-            "data.collate, data.loader_workers: this data is in memory as tensors, whose batches "
-            "are made by indexing; leave both out, or give a data set of your own"
-        )
-    if isinstance(dataset, DatasetData):
-        return dataset if loading == Loading() else dataset.loaded_by(loading)
-    if isinstance(dataset, (TensorData, StreamData)):
-        return dataset
-    if isinstance(dataset, IterableDataset):
-        return StreamData(dataset, loading)
-    _require_map_style(dataset)
-    if loading != Loading():
-        return DatasetData(dataset, loading=loading)
-    if _reads_as(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        return TensorData(*dataset.tensors)
-    if _reads_as(dataset, Subset):
-        inner = as_client_data(dataset.dataset)
-        if isinstance(inner, TensorData):
-            try:
-                return inner.share(torch.as_tensor(dataset.indices, dtype=torch.int64))
-            except IndexError as error:
-                raise DataError(f"data set: a Subset takes what is not there: {error}") from None
-    return DatasetData(dataset)
-
-
-def _reads_as(dataset: Any, kind: Any) -> bool:
-    """Whether it reads examples as `kind` does, and not, say, with a transform of its own."""
-    names = ("__getitem__", "__getitems__", "__len__")
-    return isinstance(dataset, kind) and all(
-        getattr(type(dataset), name, None) is getattr(kind, name, None) for name in names
-    )
-
-
-def _require_map_style(dataset: Any) -> None:
-    no_map = isinstance(dataset, (tuple, str, bytes, type))
-    try:
-        len(dataset)
-    except Exception:  # has none, or its own raises
-        no_map = True
-    if no_map or not hasattr(dataset, "__getitem__"):
-        raise DataError(
-            f"data set: got an object of type {type(dataset).__name__}; must be a map-style data "
-            "set, with len() and dataset[i] = (input, target); make one of two arrays with "
-            "torch.utils.data.TensorDataset(torch.as_tensor(x), torch.as_tensor(y))"
-        )
-
-
 @contextlib.contextmanager
 def reading(dataset: Any, what: str) -> Iterator[None]:
     """Say in a DataError what of a data set cannot be read."""
@@ -239,6 +186,14 @@ def reading(dataset: Any, what: str) -> Iterator[None]:
             "or numbers that stack into a batch; for others give a collate function that makes a "
             "pair of a list of examples"
         ) from error
+
+
+def target_of(example: Any, loading: Loading) -> np.ndarray:
+    """Return the target of one example; of one that is no pair, what the user's function makes."""
+    if loading.collate is None or (isinstance(example, (tuple, list)) and len(example) == 2):
+        return np.asarray(as_pair(example)[1])
+    _, targets = as_pair(loading.collate([example]))
+    return np.asarray(targets[0])
 
 
 def as_targets(values: list[np.ndarray]) -> np.ndarray:

@@ -22,11 +22,12 @@ from ..errors import ConfigError, DataError, FedoptError
 from ..own_code import described, function_of, is_import_path, load_attribute
 from ..problems import about, collected, raise_together, require_options, unknown_name
 from ..randomness import derive
-from .client_data import ClientData, Loading, Source, TensorData, as_client_data
+from .client_data import ClientData, Loading, Source, TensorData
 from .files import configured_root
 from .holdouts import Part, held_out
 from .partitions import partition
 from .sources import SOURCES
+from .wrapping import as_client_data
 
 TRAINING = "training data"
 Collate = Callable[[list[Any]], Any]  # a batch (inputs, targets) of a list of examples

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
 from ..errors import DataError
-from .client_data import Loading, as_pair, as_targets, reading, to_device
+from .client_data import Loading, as_pair, as_targets, reading, target_of, to_device
 
 
 class StreamData:
@@ -86,7 +86,7 @@ class StreamData:
             for row, example in enumerate(self._examples()):
                 if row in wanted:
                     with reading(self._dataset, f"example {row}"):
-                        found[row] = np.asarray(as_pair(example)[1])
+                        found[row] = target_of(example, self._loading)
             self._targets = as_targets([found[row] for row in self._rows.tolist()])
         return self._targets
 

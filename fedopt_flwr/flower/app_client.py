@@ -69,6 +69,7 @@ class Client(FederatedClient):
         own = {} if metric is None else {"metric": function_of("metric", metric)}
         pool = ModelPool([FlatModel(copied(model), place)], loss, metrics=own)
         self._context = context
+        self._local: tuple[str, ...] = ()
         self._state_dir = state_dir
         super().__init__(identity, data, pool, MemoryStates(), held)
 
@@ -85,6 +86,11 @@ class Client(FederatedClient):
                 f"{type(self).__name__} brings its own; use it with a strategy of "
                 "fedopt_flwr.strategies, or `fedopt client` with this server"
             )
+        if instruction.local_patterns != self._local:
+            with self._models.borrow() as model:  # this client's only one
+                own = FlatModel(model.module, model.device, instruction.local_patterns)
+            self._models = ModelPool([own], self._models.loss, metrics=self._models.metrics)
+            self._local = instruction.local_patterns
         if self._state_dir is not None:
             self._states = DiskStates(Path(self._state_dir) / f"run-{instruction.run}")
         elif self._context is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Required, TypedDict, Unpack
 
 import numpy as np
@@ -22,7 +22,7 @@ from ..rounds.stopping import Stopping
 from ..training.evaluation import Evaluation
 from ..training.flat_model import FlatModel, copied
 from ..training.metrics import Values, add_values
-from .instruction import Instruction
+from .instruction import Instruction, local_rate
 from .messages import Scalar, to_arrays
 from .strategy import FederatedStrategy
 
@@ -56,6 +56,8 @@ class StrategyOptions(TypedDict, total=False):
     stop: Mapping[str, Any]  # the keys of [stop]; later rounds then ask nobody
     weighting: Literal["uniform", "examples"]  # None: the rule's own
     buffers: Literal["average", "local"]
+    local_parameters: Sequence[str]  # patterns of names of parameters that stay with each client
+    local_learning_rate: float  # of those; the rule's client rate if not given
     min_replies: int  # with fewer a round moves nothing
     max_reply_norm: float  # L2, of each vector of a reply; one with a larger one fails
     start_timeout: float  # s to wait for all clients
@@ -96,8 +98,8 @@ class Strategy(FederatedStrategy):
     ) -> None:
         config = self._read_options(options)
         register(type(rule))
-        flat = FlatModel(copied(model))
-        template = Instruction.for_run(config, flat, (), 0)
+        flat = FlatModel(copied(model), local=config.federation.local_parameters)
+        template = Instruction.for_run(config, flat, (), 0, local_rate(config, rule))
         self.rounds: list[RoundRecord] = []
         self._stopping = Stopping(config.stop)
         self.best: Mapping[str, Tensor] | None = None
@@ -202,8 +204,10 @@ class Strategy(FederatedStrategy):
         count = max(1, int(self._fraction * here))
         chosen = self._participation.evaluators(self.record.round, count, self.members.is_free)
         config = self._evaluate_config(server_round) if self._evaluate_config else {}
-        proxies = filter(None, map(self.members.connected, chosen))
-        return [(proxy, EvaluateIns(parameters, config)) for proxy in proxies]
+        trained = self.asked
+        instructed = self._instruct("evaluate", chosen, {})  # which of its own parts count
+        self.asked = trained
+        return [(p, EvaluateIns(parameters, {**config, **ins.config})) for p, ins in instructed]
 
     def aggregate_evaluate(
         self,

@@ -22,12 +22,12 @@ from ..own_code import described
 from ..problems import foreign_text, unknown_name
 from ..randomness import derive, kept
 from ..training.evaluation import evaluate, usable_metrics
-from ..training.flat_model import FlatModel, is_buffer_name
+from ..training.flat_model import LOCAL_PARAMETERS, FlatModel, is_buffer_name
 from ..training.metrics import Metric
 from ..training.objective import Loss, ModelObjective, batch_positions
 from .evaluations import HeldOut
 from .instruction import Instruction
-from .messages import NEVER, Scalar, decode, expected_arrays, repeated
+from .messages import NEVER, PREFIX, Scalar, decode, expected_arrays, repeated
 from .sizes import largest_instruction
 from .state import ClientStates
 
@@ -130,8 +130,9 @@ class FederatedClient(NumPyClient):
     def _evaluate(
         self, instruction: Instruction, parameters: list[np.ndarray], model: FlatModel
     ) -> HeldOut:
-        """Evaluate the server's model on the held-out examples, and where buffers stay local also
-        the client's own, with its buffers; the server's then has the batches' statistics."""
+        """Evaluate the server's model on the held-out examples, and where buffers or parameters
+        stay local also the client's own, with those; the server's has the batches' statistics and
+        the initial parameters in their place."""
         if not self.evaluates:
             return HeldOut(refused=True)
         if self.holdout is None or not self.holdout.num_examples:
@@ -140,19 +141,30 @@ class FederatedClient(NumPyClient):
         expected = expected_arrays(("model",), model, with_buffers=with_buffers)
         received = decode(parameters, instruction.arrays, expected, "server")
         model.vector.copy_(received.pop("model"))
-        if received:
-            model.write_buffers({name: array.to(model.device) for name, array in received.items()})
+        model.reset_local()
+        # those that stay local are of no client here: a single example is normalised by them
+        buffers = received or (model.initial_buffers if model.has_buffers else {})
+        if buffers:
+            model.write_buffers({name: array.to(model.device) for name, array in buffers.items()})
         loss, local = self._models.loss, instruction.buffers == "local" and model.has_buffers
         seed = derive(instruction.seed, "holdout", self.client_id, instruction.round)
         with kept(model.device, seed) if self._models.is_one else nullcontext():
             measures = usable_metrics(self.metrics(instruction), self.holdout)
             found = evaluate(model, self.holdout, loss, measures, use_batch_statistics=local)
-            if not local:
+            if not (local or model.local):
                 return HeldOut.of(self.holdout.num_examples, found, None)
-            state = self._state(rule_of(instruction), model, instruction)
-            model.write_buffers({n: array for n, array in state.items() if is_buffer_name(n)})
+            self._take_own_parts(instruction, model)
             own = evaluate(model, self.holdout, loss, measures)
         return HeldOut.of(self.holdout.num_examples, found, own)
+
+    def _take_own_parts(self, instruction: Instruction, model: FlatModel) -> None:
+        """Put what stays with this client into the model, as of the version that counts."""
+        state = self._state(rule_of(instruction), model, instruction)
+        buffers = {name: array for name, array in state.items() if is_buffer_name(name)}
+        if buffers:
+            model.write_buffers(buffers)
+        if model.local:
+            model.local_vector.copy_(state[LOCAL_PARAMETERS])
 
     def _train(
         self, instruction: Instruction, parameters: list[np.ndarray], model: FlatModel
@@ -170,6 +182,8 @@ class FederatedClient(NumPyClient):
         buffers = buffers or {name: state.pop(name) for name in list(state) if is_buffer_name(name)}
         if buffers:
             model.write_buffers(buffers)
+        if model.local:
+            model.local_vector.copy_(state.pop(LOCAL_PARAMETERS))
         seed = derive(instruction.seed, "model", self.client_id, instruction.round)
         # what draws from the global generators draws the same in every process; clients that train
         # at the same time share them: there, nothing may draw
@@ -185,6 +199,8 @@ class FederatedClient(NumPyClient):
                 upload = {**upload, **buffers}
         if instruction.buffers == "local":
             next_state = {**next_state, **buffers}
+        if model.local:
+            next_state = {**next_state, LOCAL_PARAMETERS: model.local_vector.clone()}
         if next_state:
             self._save(instruction, next_state)
         return upload, objective.mean_loss, objective.num_steps
@@ -194,6 +210,7 @@ class FederatedClient(NumPyClient):
         if instruction.buffers == "local" and model.has_buffers:
             # copies, as the store may write to what it is given
             state |= {name: array.clone() for name, array in model.initial_buffers.items()}
+        state |= {name: array.clone() for name, array in model.initial_local.items()}
         if state and instruction.state_version != NEVER:
             initial = state
             state = dict(self._states.load(self.client_id, instruction.state_version))
@@ -226,18 +243,34 @@ class FederatedClient(NumPyClient):
             instruction.clip_norm,
             instruction.gradient_momentum,
             derive(instruction.seed, "initial batch", self.client_id, instruction.round),
+            instruction.local_learning_rate if instruction.phase == "train" else 0.0,
         )
 
     def evaluate(
         self, parameters: list[np.ndarray], config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
         """Evaluate arrays in state_dict order on the held-out data, as Flower users expect; on the
-        data that it trains on where nothing is held out."""
+        data that it trains on where nothing is held out.
+
+        Where an instruction says that parts stay with this client, its own model's values are there
+        too, as `own_loss` and `own_NAME`.
+        """
         data = self.data if self.holdout is None else self.holdout
+        own_keys = [key for key in config if key.startswith(PREFIX)]
+        instruction = Instruction.from_config(config) if own_keys else None
+        if instruction is not None:
+            self.prepare(instruction)
+        loss, metrics = self._models.loss, self._models.metrics
         with self._models.borrow() as model:
             model.load_state_arrays(parameters)
-            found = evaluate(model, data, self._models.loss, self._models.metrics)
-        return found.loss, data.num_examples, dict(found.known)
+            local = instruction is not None and instruction.buffers == "local"
+            found = evaluate(model, data, loss, metrics, use_batch_statistics=local)
+            report: dict[str, Scalar] = dict(found.known)
+            if instruction is not None and (model.local or local):
+                self._take_own_parts(instruction, model)
+                own = evaluate(model, data, loss, metrics)
+                report |= {"own_loss": own.loss, **{f"own_{n}": v for n, v in own.known.items()}}
+        return found.loss, data.num_examples, report
 
 
 def _layout(state: ClientState) -> dict[str, str]:

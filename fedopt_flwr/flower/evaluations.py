@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from flwr.common import Code, FitRes
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ..algorithm import ClientId
 from ..config.sections import KNOWN_BETTER
@@ -21,6 +21,18 @@ from .messages import Scalar, require_answers
 
 _LONGEST = 16_384  # characters of an answer
 _WORST = 0.1  # share of the clients
+_LARGEST = 1e30  # of a value: sums of them must stay finite
+
+
+def _shown(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("must be printable")
+    return name
+
+
+_Name = Annotated[str, Field(max_length=256), AfterValidator(_shown)]
+_Value = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
+_Values = Annotated[dict[_Name, _Value], Field(max_length=64)]
 
 
 class HeldOut(BaseModel):
@@ -30,8 +42,8 @@ class HeldOut(BaseModel):
 
     refused: bool = False  # by the client; it then says nothing else
     examples: int = Field(0, ge=0, le=10**9)
-    values: dict[str, float] = {}  # "loss" and metrics that have a value, of the global model
-    own_values: dict[str, float] = {}  # of the client's own one, where buffers stay local
+    values: _Values = {}  # "loss" and metrics that have a value, of the global model
+    own_values: _Values = {}  # of the client's own one, where parts of it stay local
 
     @classmethod
     def of(cls, examples: int, found: Evaluation, own: Evaluation | None) -> HeldOut:
@@ -41,8 +53,8 @@ class HeldOut(BaseModel):
 
 
 def _values(found: Evaluation) -> dict[str, float]:
-    loss = {"loss": found.loss} if math.isfinite(found.loss) else {}
-    return loss | found.known
+    every = {"loss": found.loss, **found.known}
+    return {name: value for name, value in every.items() if abs(value) <= _LARGEST}
 
 
 def record_evaluations(
@@ -50,12 +62,14 @@ def record_evaluations(
     answers: Mapping[ClientId, FitRes | Exception],
     asked_for: Mapping[str, Scalar],
     record: RoundRecord,
+    most_examples: int,
 ) -> None:
-    """Note in the record what each client found, and the spread of that; failures are errors."""
+    """Note in the record what each client found, and the spread of that; failures are errors, and
+    so are claims of more than `most_examples`."""
     found: dict[ClientId, HeldOut] = {}
     for client_id in asked:
         try:
-            found[client_id] = _checked(answers.get(client_id), asked_for)
+            found[client_id] = _checked(answers.get(client_id), asked_for, most_examples)
         except Exception as error:  # whatever it is, one client's answer ends nothing
             known = isinstance(error, FedoptError)
             text = str(error) if known else f"its reply cannot be read: {described(error)}"
@@ -75,7 +89,9 @@ def record_evaluations(
     }
 
 
-def _checked(answer: FitRes | Exception | None, asked_for: Mapping[str, Scalar]) -> HeldOut:
+def _checked(
+    answer: FitRes | Exception | None, asked_for: Mapping[str, Scalar], most_examples: int
+) -> HeldOut:
     if not isinstance(answer, FitRes):
         raise MessageError(str(answer or "no answer"))
     if answer.status.code != Code.OK or "error" in answer.metrics:
@@ -85,11 +101,16 @@ def _checked(answer: FitRes | Exception | None, asked_for: Mapping[str, Scalar])
     if not isinstance(text, str) or len(text) > _LONGEST:
         raise MessageError(f"its evaluation must be a text of at most {_LONGEST} characters")
     try:
-        return HeldOut.model_validate_json(text)
+        held = HeldOut.model_validate_json(text)
     except ValidationError as error:
+        problems = "; ".join(validation_problems(error, HeldOut))
+        raise MessageError(f"its evaluation: {problems}") from None
+    if held.examples > most_examples:
         raise MessageError(
-            "evaluation: " + "; ".join(validation_problems(error, HeldOut))
-        ) from None
+            f"its evaluation: examples: got {held.examples}; must be at most limits.examples "
+            f"({most_examples})"
+        )
+    return held
 
 
 def _spreads(values: Sequence[tuple[int, Mapping[str, float]]]) -> dict[str, dict[str, Any]]:

@@ -21,9 +21,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, from_json
 
+from ..algorithm import Algorithm
 from ..config.run_config import RunConfig
 from ..config.sections import MAX_SEED, Rate
-from ..errors import MessageError
+from ..errors import ConfigError, MessageError
 from ..problems import foreign_text, validation_problems
 from ..rounds.record import NOT_FINITE
 from ..training.flat_model import FlatModel
@@ -80,6 +81,8 @@ class Instruction(_Checked):
     clip_norm: Rate
     gradient_momentum: float = Field(ge=0, lt=1)
     buffers: Literal["average", "local", "none"]
+    local_parameters: _Names  # patterns, joined by ","
+    local_learning_rate: Rate
     phase: Phase = "train"  # this and the rest change from round to round
     round: _Number = 0
     algorithm: _Name = ""
@@ -92,7 +95,12 @@ class Instruction(_Checked):
 
     @classmethod
     def for_run(
-        cls, config: RunConfig, model: FlatModel, input_shape: tuple[int, ...], num_classes: int
+        cls,
+        config: RunConfig,
+        model: FlatModel,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        local_learning_rate: float = 0.0,
     ) -> Instruction:
         """Return what stays the same in all rounds, under the name of a new run."""
         federation = config.federation
@@ -115,8 +123,14 @@ class Instruction(_Checked):
             "clip_norm": training.clip_norm,
             "gradient_momentum": training.gradient_momentum,
             "buffers": federation.buffers if model.has_buffers else "none",
+            "local_parameters": ",".join(federation.local_parameters),
+            "local_learning_rate": local_learning_rate,
         }
         return checked(cls, values, "instruction")
+
+    @property
+    def local_patterns(self) -> tuple[str, ...]:
+        return tuple(self.local_parameters.split(",")) if self.local_parameters else ()
 
     @property
     def kept_versions(self) -> set[int]:
@@ -192,3 +206,25 @@ def checked(kind: type[_Kind], values: Mapping[str, Any], what: str) -> _Kind:
     except ValidationError as error:
         problems = "; ".join(validation_problems(error, kind))
         raise MessageError(foreign_text(f"{what}: {problems}")) from None
+
+
+def local_rate(config: RunConfig, rule: Algorithm) -> float:
+    """Return η of the parameters that stay local; ConfigError where the rule derives its own.
+
+    It is the rule's where none is set; a schedule does not change it.
+    """
+    chosen = config.training.local_learning_rate
+    if not config.federation.local_parameters:
+        if chosen is not None:
+            raise ConfigError(
+                f"training.local_learning_rate: got {chosen} without federation.local_parameters; "
+                "name some, or leave it out"
+            )
+        return 0.0
+    own: float | None = getattr(rule, "client_learning_rate", None)
+    if chosen is None and own is None:
+        raise ConfigError(
+            f"training.local_learning_rate: none is given, and {rule.name!r} derives its step "
+            "sizes, so federation.local_parameters need one; set it, as to 0.05"
+        )
+    return own if chosen is None else chosen  # type: ignore[return-value]

@@ -181,6 +181,15 @@ class Members:
         """Return the client id behind a connection."""
         return self._ids[proxy.cid]
 
+    def await_free(self, needed: int) -> None:
+        """Wait while fewer clients than needed are free and others are at work for earlier rounds;
+        `federation.round_timeout` ends that."""
+        while sum(map(self.is_free, self._proxies)) < needed and any(
+            getattr(proxy, "is_busy", False) for proxy in self._proxies.values()
+        ):
+            self._while_waiting()
+            time.sleep(_POLL_SECONDS)
+
     def is_free(self, client_id: ClientId) -> bool:
         """Whether a client is connected and not at work for a round that closed without it."""
         proxy = self._proxies.get(client_id)

@@ -199,6 +199,7 @@ class FederatedStrategy(Strategy):
     ) -> list[tuple[ClientProxy, FitIns]]:
         self._begin_round(server_round + self._rounds_before)
         self.members.gather(client_manager, "min_replies")
+        self.members.await_free(self._config.federation.min_replies)
         number = self.record.round
         rule = self.rule.at_round(self.state, number)
         num_rounds = self._config.federation.num_rounds
@@ -216,7 +217,7 @@ class FederatedStrategy(Strategy):
         self, phase: Phase, ids: Sequence[ClientId], arrays: dict[str, Tensor]
     ) -> list[tuple[ClientProxy, FitIns]]:
         self.asked = list(ids)
-        if self._averages_buffers:
+        if self._averages_buffers and arrays:
             arrays = {**arrays, **self._buffers}
         names, parameters = encode(arrays, in_memory=self._in_memory)
         self.record.downlink_bytes += len(ids) * encoded_bytes(to_arrays(parameters))
@@ -229,13 +230,15 @@ class FederatedStrategy(Strategy):
         }
         if phase == "start" and self.rule.start_batches is not None:
             changes |= {"local_steps": self.rule.start_batches, "local_epochs": 0}
-        beside = self.extra_config(self.record.round)
+        beside = {} if phase == "evaluate" else self.extra_config(self.record.round)
         instructions = []
         for client_id in ids:
             version = self.versions.get(client_id, NEVER)
             kept = [versions.get(client_id, NEVER) for versions in self._kept_versions]
+            # who evaluates may have no place in the round
+            rule = self._rule_of_round if phase == "evaluate" else self._rule_of(client_id)
             own = changes | {
-                "hyperparameters": self._rule_of(client_id).model_dump_json(),
+                "hyperparameters": rule.model_dump_json(),
                 "state_version": version,
                 "oldest_version": kept[0] if kept else version,
                 "middle_versions": ",".join(map(str, kept[1:])),
@@ -282,6 +285,17 @@ class FederatedStrategy(Strategy):
             buffers = average_buffers(list(zip(weights, own, strict=True)))
         self._move(state, buffers, uploads)
         return self._flower_parameters(), {}
+
+    def would_count(self, proxy: ClientProxy, answer: FitRes) -> bool:
+        """Whether a reply of this round is of use, whatever else comes."""
+        i, record = self.members.id_of(proxy), RoundRecord(self.record.round)
+        names = self._rule_of(i).upload_names
+        expected = expected_arrays(names, self.model, with_buffers=self._averages_buffers)
+        steps = self.state.plan.local_steps
+        asked_for = self._asked_for("train")
+        uploads = accept([i], {i: answer}, {i: expected}, record, asked_for, steps)
+        limit = self._config.federation.max_reply_norm
+        return bool(refuse_above(limit, uploads, record, "train"))
 
     def _move(
         self, state: ServerState, buffers: dict[str, Tensor], uploads: Mapping[ClientId, Upload]
@@ -338,6 +352,7 @@ class FederatedStrategy(Strategy):
     def write_to_model(self) -> None:
         """Put the server's vector and buffers into `model`, which clients may have trained on."""
         self.model.vector.copy_(self.state["model"])
+        self.model.reset_local()
         if self._buffers:
             self.model.write_buffers(self._buffers)
 
@@ -405,7 +420,8 @@ class FederatedStrategy(Strategy):
         ids = self._participation.evaluators(record.round, count, self.members.is_free)
         instructions = self._instruct("evaluate", ids, {"model": self.state["model"]})
         answers = self._ask(instructions)
-        record_evaluations(ids, answers, self._asked_for("evaluate"), record)
+        most = self._config.limits.examples
+        record_evaluations(ids, answers, self._asked_for("evaluate"), record, most)
         self.asked = trained  # whose states count
 
     def configure_evaluate(

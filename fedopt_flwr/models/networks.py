@@ -17,12 +17,20 @@ def mlp(
     """Fully connected ReLU network; `hidden` lists the widths of its hidden layers."""
     if any(not isinstance(width, int) or width < 1 for width in hidden):
         raise ValueError(f"hidden: got {list(hidden)}; must be a list of positive integers")
-    layers: list[nn.Module] = [nn.Flatten()]
+    layers: list[nn.Module] = []
     width = math.prod(input_shape)
     for next_width in hidden:
         layers += [nn.Linear(width, next_width), nn.ReLU()]
         width = next_width
-    return nn.Sequential(*layers, nn.Linear(width, num_classes))
+    return _OfFlatInputs(*layers, nn.Linear(width, num_classes))
+
+
+class _OfFlatInputs(nn.Sequential):
+    """Numbers its layers from the first with weights, as patterns of their names expect."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = super().forward(inputs.flatten(1))  # type: ignore[no-untyped-call]
+        return outputs
 
 
 def logistic(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

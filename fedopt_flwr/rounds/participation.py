@@ -129,9 +129,12 @@ class Participation:
         self._drawn = drawn
         self._counts = dict(Counter(drawn))
         chosen = [i for i in self._ids if i in self._counts]
-        shuffled = list(chosen)
+        # those that were drawn to be asked in case another is late come last
+        likely = set(drawn[: self._plan.clients_per_round]) if federation.over_sample > 1 else drawn
+        shuffled = [i for i in chosen if i in likely]
         generator = random.Random(derive(federation.seed, "ranks", number))  # nosec B311  # no secret
         generator.shuffle(shuffled)
+        shuffled += [i for i in chosen if i not in likely]
         self._ranks = {client: rank for rank, client in enumerate(shuffled)}
         return chosen
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from ..config.sections import StopSection
 from ..errors import RunError
@@ -20,6 +21,7 @@ class Stopping:
         self._started = time.monotonic()
         self._seconds_before = 0.0
         self._gigabytes = 0.0
+        self._is_evaluated = False
         self._idle = 0  # evaluations since the best one
         self.best_round: int | None = None
         self.best_value: float | None = None
@@ -27,10 +29,12 @@ class Stopping:
 
     def catch_up(self, records: Sequence[RoundRecord]) -> None:
         """Start the clock; hear the rounds before, of a run that is resumed."""
+        self._started = time.monotonic()
         for record in records:
             self.hear(record)
-        self._started = time.monotonic()
         self._seconds_before = sum(record.seconds for record in records)
+        if records:
+            self._look_at_budgets(records[-1].round)
 
     def hear(self, record: RoundRecord) -> bool:
         """Hear a round; return whether its model is the best one so far."""
@@ -38,8 +42,8 @@ class Stopping:
         self._gigabytes += (record.uplink_bytes + record.downlink_bytes) / 1e9
         self._look_at_budgets(record.round)
         value = None if name is None or record.taken_back else record.measured(name)
-        if name is None or value is None or not math.isfinite(value):
-            self._require_metric(record)
+        self._require_metric(record)
+        if value is None or not math.isfinite(value):
             return False
         is_higher = self._section.direction == "higher"
         best = self.best_value
@@ -56,6 +60,14 @@ class Stopping:
             self._stop(record.round, text)
         return is_best
 
+    def summary(self) -> dict[str, Any]:
+        """Return what summary.json says of it; the value is of `stop.metric`."""
+        return {
+            "stopped": self.reason,
+            "best_round": self.best_round,
+            "best_value": self.best_value,
+        }
+
     def _look_at_budgets(self, number: int) -> None:
         limit = self._section.max_gigabytes
         if limit is not None and self._gigabytes >= limit:
@@ -69,12 +81,14 @@ class Stopping:
         self.reason = self.reason or f"after round {number}: {why}"
 
     def _require_metric(self, record: RoundRecord) -> None:
-        """Raise RunError where a round was evaluated and nobody measures what is waited for."""
+        """Raise RunError where the first evaluation has no such metric: nobody measures it."""
         name = self._section.metric
-        if name is None or name in MEASURES or name in self._names:
+        if self._is_evaluated or not record.test_metrics:
             return
-        if name not in record.test_metrics and record.test_metrics:
-            raise RunError(
-                f"stop.metric: got {name!r}; this run measures {', '.join(record.test_metrics)}; "
-                "name one of them, or add it to evaluation.metrics"
-            )
+        self._is_evaluated = True
+        if name is None or name in MEASURES or name in self._names or name in record.test_metrics:
+            return
+        raise RunError(
+            f"stop.metric: got {name!r}; this run measures {', '.join(record.test_metrics)}; "
+            "name one of them, or add it to evaluation.metrics"
+        )

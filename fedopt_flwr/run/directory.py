@@ -152,6 +152,8 @@ class RunDirectory:
         with self._writing("records"):
             remove_rests(self.path)
             remove_checkpoints_after(self.path, done.stop - 1)
+            for name in (SUMMARY, MODEL, CURVES):  # of a run that had stopped
+                (self.path / name).unlink(missing_ok=True)
             with replacing(rounds) as file:
                 file.writelines(_line(record).encode() for record in records)
             self._rounds = rounds.open("a", encoding="utf-8")
@@ -252,8 +254,8 @@ def read_finished(path: Path) -> Outcome:
         lines = (path / ROUNDS).read_bytes().splitlines()
         records = [_record(line) for line in lines]
         summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-        if not isinstance(summary, dict) or "diverged_at" not in summary:
-            raise ValueError(f"{SUMMARY} is not that of a run")
+        if not isinstance(summary, dict) or not {"diverged_at", "best_round"} <= summary.keys():
+            raise ValueError(f"{SUMMARY} is not that of a run of this version")
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"output.directory: the run in {str(path)!r} cannot be read: {error}; remove it, and "

@@ -15,6 +15,7 @@ from ..config.run_config import RunConfig
 from ..data import ClientData, FederatedData, fingerprint, load_federated_data, require_examples
 from ..errors import ConfigError, FedoptError, FedoptWarning, RunError
 from ..flower import Instruction, ModelPool
+from ..flower.instruction import local_rate
 from ..models import find_model, make_model, seeded_module
 from ..own_code import described, file_digest, function_of, is_import_path
 from ..problems import about, collected, raise_together
@@ -125,7 +126,9 @@ class Experiment:
         """Try all parts on some data; return whether training draws from a global generator."""
         clients: dict[ClientId, ClientData] = dict(enumerate(self.data.clients))
         test = self.data.test
+        clients |= {f"{i}, held out": data for i, data in enumerate(self.data.holdouts) if data}
         is_random = try_training(self.model, self.loss, clients, self.config.training.batch_size)
+        is_random |= self.config.data.loader_workers > 0  # which draw in processes of their own
         if test is not None:
             local = self.has_local_buffers
             try_evaluation(self.model, self.loss, self.metrics, test, use_batch_statistics=local)
@@ -158,7 +161,7 @@ class Experiment:
                 seed=seed,
                 folders=self.config.import_folders,
             )
-        return FlatModel(module, self.device)
+        return FlatModel(module, self.device, self.config.federation.local_parameters)
 
     @cached_property
     def origin(self) -> Origin:
@@ -206,7 +209,10 @@ class Experiment:
     def template(self) -> Instruction:
         """Return what stays the same in all instructions, under the name of a new run."""
         shape = self._loaded.input_shape
-        return Instruction.for_run(self.config, self.model, shape, self._num_classes())
+        classes = self._num_classes()
+        return Instruction.for_run(
+            self.config, self.model, shape, classes, local_rate(self.config, self.rule)
+        )
 
     def pool(self, size: int) -> ModelPool:
         """Return the models of `size` workers; the server's, idle while clients train, is one."""

@@ -102,6 +102,7 @@ class ClientHost:
         loss = named_loss(instruction.loss, self._config.import_folders)
         # a client that fails here fails in its rounds, as in a simulation; others may train
         own = {i: part.train for i, part in self._data.items()}
+        own |= {f"{i}, held out": p.holdout for i, p in self._data.items() if p.holdout}
         try_training(model, loss, own, instruction.batch_size, are_all=False)
         return ModelPool([model], loss)
 
@@ -138,7 +139,8 @@ class ClientHost:
             seed=instruction.seed,
             folders=self._config.import_folders,
         )
-        return FlatModel(bounded_module(self._config, instruction, make), self._device)
+        module = bounded_module(self._config, instruction, make)
+        return FlatModel(module, self._device, instruction.local_patterns)
 
 
 class HostedClient(FederatedClient):

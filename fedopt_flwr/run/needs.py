@@ -10,15 +10,27 @@ from ..training.metrics import METRICS
 from .experiment import Experiment
 
 
-def require_data_to_diagnose(experiment: Experiment) -> None:
+def require_what_is_asked(experiment: Experiment) -> None:
+    """Raise ConfigError for what a run is to measure and cannot."""
+    _require_data_to_diagnose(experiment)
+    _require_what_stops(experiment)
+    _require_evaluators(experiment)
+
+
+def _require_data_to_diagnose(experiment: Experiment) -> None:
     if experiment.config.output.diagnostics and not experiment.data.clients:
         raise ConfigError(
             "output.diagnostics: got true; the data of all clients must be in this process, which "
             "it is in `fedopt simulate` and `fedopt compare` alone; set it to false"
         )
+    if experiment.config.output.diagnostics and experiment.model.local:
+        raise ConfigError(
+            "output.diagnostics: got true beside federation.local_parameters; f and its gradient "
+            "are those of one model, and here each client has its own; set it to false"
+        )
 
 
-def require_what_stops(experiment: Experiment) -> None:
+def _require_what_stops(experiment: Experiment) -> None:
     """Raise ConfigError where nothing measures `stop.metric`; a dict of your own metric may."""
     config = experiment.config
     name = config.stop.metric
@@ -42,7 +54,7 @@ def require_what_stops(experiment: Experiment) -> None:
         raise ConfigError(unknown_name("stop.metric", name, known))
 
 
-def require_evaluators(experiment: Experiment) -> None:
+def _require_evaluators(experiment: Experiment) -> None:
     """Raise ConfigError where clients cannot evaluate as they are asked to."""
     config = experiment.config
     section, everyone = config.evaluation, config.federation.num_clients
@@ -61,7 +73,8 @@ def require_evaluators(experiment: Experiment) -> None:
 
 def require_states(record: RoundRecord) -> None:
     """End a run that nobody can continue, before a checkpoint takes the good one's place."""
-    lost = [error for error in record.errors if STATE_LOST in str(error["error"])]
+    errors = [error for error in record.errors if error["phase"] != "evaluate"]
+    lost = [error for error in errors if STATE_LOST in str(error["error"])]
     if lost and len(lost) == record.num_asked:
         raise RunError(
             f"--resume: round {record.round}: {lost[0]['error']}; start the clients with the "

@@ -61,8 +61,8 @@ def read_run(
     stopped = _why_stopped(directory)
     if stopped and found.to_dict()["stop"] == checkpoint.config.get("stop"):
         raise ConfigError(
-            f"--resume: the run in {str(directory)!r} ended {stopped}; to continue it change that, "
-            "as with --set stop.patience=20, or start a new one"
+            f"--resume: the run in {str(directory)!r} ended {stopped}; to continue it change that "
+            f"limit in [stop] of its {CONFIG}, or start a new one"
         )
     return found, checkpoint
 
@@ -138,6 +138,7 @@ def _require_arrays(experiment: Experiment, checkpoint: Checkpoint) -> None:
     start = experiment.rule.resolve(plan).init_server(model.vector.detach().cpu(), plan)
     own = experiment.rule.init_client(model.size)
     own |= model.initial_buffers if experiment.has_local_buffers else {}
+    own |= model.initial_local
     problems = [
         *_array_problems("vector", start.vectors, server.vectors),
         *_array_problems("buffer", model.initial_buffers, server.buffers),

@@ -22,10 +22,8 @@ from .checkpoints import Checkpoint
 from .directory import CURVES, RunDirectory
 from .experiment import Experiment
 from .needs import (
-    require_data_to_diagnose,
-    require_evaluators,
     require_states,
-    require_what_stops,
+    require_what_is_asked,
 )
 from .plots import draw_curves
 from .result import Result
@@ -92,20 +90,17 @@ class Run:
         self._is_telling = False  # what is raised meanwhile is the listener's and no rule's
         self._directory: RunDirectory | None = None
         self._records: list[RoundRecord] = []
-        require_data_to_diagnose(experiment)
-        require_what_stops(experiment)
-        require_evaluators(experiment)
+        require_what_is_asked(experiment)
         self._stopping = Stopping(config.stop, experiment.metrics)
-        self._best: Mapping[str, Tensor] | None = None  # model, by stop.metric
-        self._initial_loss: float | None = None  # on the test data; round 0 holds it where it is
+        self._best = dict(checkpoint.best) if checkpoint else {}  # model, by stop.metric
+        # on the test data; round 0 holds it where it is
+        self._initial_loss = checkpoint.initial_loss if checkpoint else None
         self.num_rounds = config.federation.num_rounds  # still to do
         self._checkpoint = checkpoint  # that the run continues from
         if checkpoint:
             with self._naming_own_rule():
                 require_same(experiment, checkpoint)
             self.num_rounds -= checkpoint.server.round
-            self._initial_loss = checkpoint.initial_loss
-            self._best = checkpoint.best or None
         # of the code as it was imported, not as it is when a checkpoint is due
         self._origin = experiment.origin if checkpoint or config.output.checkpoint_every else None
         self.strategy = FederatedStrategy(
@@ -137,7 +132,7 @@ class Run:
         losses = [record.test_loss for record in self._records if record.test_loss is not None]
         self.strategy.last_loss = [self._initial_loss, *losses][-1]
         self._stopping.catch_up(self._records)
-        if self._best is not None:  # its file may be of a later round, which is done again
+        if self._best:  # its file may be of a later round, which is done again
             self._write_best()
         if self._stopping.reason:
             raise EndOfRun
@@ -197,7 +192,7 @@ class Run:
         self._write_best()
 
     def _write_best(self) -> None:
-        if self._directory is not None and self._best is not None:
+        if self._directory is not None:
             self._directory.write_best(self._best, self._stopping.best_round or 0)
 
     def _save(self, number: int) -> None:
@@ -226,7 +221,11 @@ class Run:
         server = self.strategy.snapshot()
         experiment = self._experiment
         config = experiment.config
-        has_state = experiment.has_local_buffers or bool(self.strategy.rule.init_client(1))
+        has_state = bool(
+            experiment.has_local_buffers
+            or experiment.model.local
+            or self.strategy.rule.init_client(1)
+        )
         states: dict[ClientId, Mapping[str, Tensor]] = {}
         if has_state and self._client_state is not None:
             states = {i: self._client_state(i, version) for i, version in server.versions.items()}
@@ -239,7 +238,7 @@ class Run:
             replace(self._origin or experiment.origin, num_examples=num_examples),
             str(config.import_folders[0]),
             config.to_dict(),
-            self._best or {},
+            self._best,
         )
 
     def finish(self) -> Result:
@@ -262,14 +261,7 @@ class Run:
         }
         if (warm_up := self._warm_up_rounds()) is not None:
             summary["warmup_rounds"] = warm_up
-        summary |= {
-            "stopped": self._stopping.reason,
-            "best_round": self._stopping.best_round,
-            "best_value": self._stopping.best_value,  # of stop.metric
-        }
-        last = self._records[-1] if self._records else None
-        if last and (last.taken_back or (self._stopping.reason and last.test_loss is None)):
-            summary |= self._final_evaluation()
+        summary |= self._stopping.summary() | self._final_evaluation()
         before = self._checkpoint.server.round if self._checkpoint else 0
         result = Result(
             parameters=vector,
@@ -277,7 +269,7 @@ class Run:
             rounds=self._records,
             summary=summary,
             rounds_before=before,
-            best=self._best,
+            best=self._best or None,
         )
         if self._directory is not None:
             self._write_results(self._directory, result)
@@ -295,8 +287,13 @@ class Run:
         return len(list(everyone))
 
     def _final_evaluation(self) -> dict[str, Any]:
-        """Evaluate the model that is left when the last round was taken back."""
-        if self._experiment.data.test is None:
+        """Evaluate the model that is left when the last round was taken back, or ended the run
+        between two evaluations."""
+        last = self._records[-1] if self._records else None
+        is_known = last is None or not (
+            last.taken_back or (self._stopping.reason and last.test_loss is None)
+        )
+        if is_known or self._experiment.data.test is None:
             return {}
         found = self._experiment.evaluate(self.strategy.model)
         return {

@@ -106,7 +106,8 @@ def run_experiment(
     if workers > 1 and experiment.stochastic:
         warnings.warn(
             f"workers: got {workers}; this model draws from torch's global generator in training "
-            "(dropout), so one worker is used to keep runs reproducible",
+            "(dropout), or data.loader_workers read its data, so one worker is used to keep runs "
+            "reproducible",
             FedoptWarning,
             stacklevel=2,
         )

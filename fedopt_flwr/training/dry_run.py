@@ -171,7 +171,7 @@ def _try_batch(model: FlatModel, loss: Loss, data: ClientData, count: int, whom:
 def _unchanged(model: FlatModel) -> Iterator[None]:
     """Put back trainable parameters and buffers, those too that `forward` replaced by new ones."""
     owners = [(module._buffers, dict(module._buffers)) for module in model.module.modules()]
-    tensors = [model.vector, *model.module.buffers()]
+    tensors = [model.vector, model.local_vector, *model.module.buffers()]
     values = [tensor.clone() for tensor in tensors]
     try:
         yield
@@ -181,7 +181,7 @@ def _unchanged(model: FlatModel) -> Iterator[None]:
                 tensor.copy_(value)
         for buffers, before in owners:
             buffers.update(before)
-        model.gradient.zero_()
+        model.zero_gradient()
 
 
 def _take(data: ClientData, rows: Tensor, model: FlatModel, whom: str) -> tuple[Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..algorithm import weighted_sum
 from ..errors import ModelError
 
 _BUFFER_PREFIX = "buffers."
+LOCAL_PARAMETERS = "local_parameters"  # the name of a client's own ones in its state
 
 
 class Layout(NamedTuple):
@@ -30,15 +32,21 @@ class FlatModel:
 
     Parameters lie in `named_parameters()` order; each parameter and its `.grad` become views into
     `vector` and `gradient`, so writing to the vector changes the module and `backward()` fills the
-    gradient. Frozen parameters stay outside, so they may have any dtype. The module is moved to
-    `device` and changed in place.
+    gradient. Frozen parameters stay outside, so they may have any dtype. So do those whose name
+    matches one of the patterns `local`: they lie in `local_vector`, and never travel. The module is
+    moved to `device` and changed in place.
 
     Raises ModelError, naming the parameter or buffer, when there is nothing to train, when a
     trainable parameter is not float32, when something has no shape or no memory yet, when a buffer
     is complex or has a dtype that NumPy does not know, and for state that is not a tensor.
     """
 
-    def __init__(self, module: nn.Module, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device: str | torch.device = "cpu",
+        local: Sequence[str] = (),
+    ) -> None:
         if not isinstance(module, nn.Module):
             raise ModelError(f"model: got {module!r}; must be an nn.Module")
         _require_trainable(_trainable(module))
@@ -46,18 +54,25 @@ class FlatModel:
         self.module = module.to(device)
         self.device = torch.device(device)
         trainable = _trainable(module)  # moving may make new parameters
-        self.vector = torch.cat([p.detach().reshape(-1) for p in trainable.values()])
-        self.gradient = torch.zeros_like(self.vector)
-        sizes = [p.numel() for p in trainable.values()]
-        views = zip(torch.split(self.vector, sizes), torch.split(self.gradient, sizes), strict=True)
-        for parameter, (values, slopes) in zip(trainable.values(), views, strict=True):
-            parameter.data = values.view(parameter.shape)
-            parameter.grad = slopes.view(parameter.shape)
+        own = _matching(trainable, local)
+        self.vector, self.gradient = _flat([p for n, p in trainable.items() if n not in own])
         self.size = self.vector.numel()
+        self.local = tuple(local)
+        self.local_vector, self.local_gradient = _flat([trainable[name] for name in own])
+        self.initial_local = {LOCAL_PARAMETERS: self.local_vector.clone()} if own else {}
         persistent = module.state_dict(keep_vars=True)
         self._buffer_names = [n for n, _ in module.named_buffers() if n in persistent]
         self.initial_buffers = self.read_buffers()
         self.buffer_layout = {name: _layout(a) for name, a in self.initial_buffers.items()}
+
+    def reset_local(self) -> None:
+        """Give local parameters the values that they had when this was made."""
+        for initial in self.initial_local.values():
+            self.local_vector.copy_(initial)
+
+    def zero_gradient(self) -> None:
+        self.gradient.zero_()
+        self.local_gradient.zero_()
 
     @property
     def has_buffers(self) -> bool:
@@ -146,6 +161,38 @@ def _layout(array: Tensor) -> Layout:
 
 def _group(buffer: Tensor) -> str:
     return _BUFFER_PREFIX + str(buffer.dtype).removeprefix("torch.")
+
+
+def _flat(parameters: Sequence[nn.Parameter]) -> tuple[Tensor, Tensor]:
+    """Return one vector of values and one of gradients, into which the parameters become views."""
+    if not parameters:
+        return torch.zeros(0), torch.zeros(0)
+    vector = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    gradient = torch.zeros_like(vector)
+    sizes = [parameter.numel() for parameter in parameters]
+    views = zip(torch.split(vector, sizes), torch.split(gradient, sizes), strict=True)
+    for parameter, (values, slopes) in zip(parameters, views, strict=True):
+        parameter.data = values.view(parameter.shape)
+        parameter.grad = slopes.view(parameter.shape)
+    return vector, gradient
+
+
+def _matching(trainable: Mapping[str, nn.Parameter], patterns: Sequence[str]) -> list[str]:
+    """Return the names that match a pattern; ModelError for one that matches none, or if all do."""
+    names = ", ".join(trainable)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in trainable):
+            raise ModelError(
+                f"federation.local_parameters: {pattern!r} matches no trainable parameter; they "
+                f"are {names}"
+            )
+    found = [n for n in trainable if any(fnmatchcase(n, pattern) for pattern in patterns)]
+    if len(found) == len(trainable):
+        raise ModelError(
+            f"federation.local_parameters: {list(patterns)} match all trainable parameters "
+            f"({names}), so nothing would be learned together; leave some out"
+        )
+    return found
 
 
 def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import FedoptWarning
-from .metrics import Metric
+from .metrics import Metric, Values, add_values
 
 
 def on_cpu(value: Any) -> Any:
@@ -44,13 +44,23 @@ def measured(
             FedoptWarning,
             stacklevel=2,
         )
-        found: dict[str, Any] = {}
-        for name, metric in metrics.items():
-            numbers = [float(metric(*part)) for part in parts]
-            total = sum(v * size for v, size in zip(numbers, sizes, strict=True))
-            found[name] = total / sum(sizes)
-        return found
+        return {name: _mean(name, metric, parts, sizes) for name, metric in metrics.items()}
     return {name: metric(outputs, targets) for name, metric in metrics.items()}
+
+
+def _mean(name: str, metric: Metric, parts: list[tuple[Any, Any]], sizes: list[int]) -> Values:
+    """Return the means over the parts, by name; none where a part has no value."""
+    found: list[Values] = []
+    for part in parts:
+        found.append({})
+        add_values(found[-1], name, metric(*part))
+    means: Values = {}
+    for key in found[0]:
+        values = [each.get(key) for each in found]
+        known = [value for value in values if value is not None]
+        total = sum(v * size for v, size in zip(known, sizes, strict=False))
+        means[key] = total / sum(sizes) if len(known) == len(parts) else None
+    return means
 
 
 def joined(parts: list[Any], sizes: list[int]) -> Any:

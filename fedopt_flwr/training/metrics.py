@@ -54,7 +54,7 @@ def _hits(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _ratio(sums: Tensor) -> float | None:
-    part, whole = sums.tolist()
+    part, whole = float(sums[0]), float(sums[1])
     return part / whole if whole else None
 
 
@@ -94,13 +94,16 @@ def _auroc(outputs: Tensor, targets: Tensor) -> float | None:
     """
     from sklearn.metrics import roc_auc_score
 
-    true = targets.reshape(-1).long().numpy()
+    counts = targets.reshape(-1).long() != _IGNORED
+    true = targets.reshape(-1).long()[counts].numpy()
+    if not torch.isfinite(outputs).all():
+        return None
     present = np.unique(true)
     if len(present) < 2:
         return None
-    if outputs.numel() == len(true):
-        return float(roc_auc_score(true, outputs.reshape(-1).numpy()))
-    scores = torch.softmax(outputs.double(), dim=1).numpy()
+    if outputs.numel() == targets.numel():
+        return float(roc_auc_score(true, outputs.reshape(-1)[counts].numpy()))
+    scores = torch.softmax(outputs.double(), dim=1)[counts].numpy()
     if outputs.shape[1] == 2:
         return float(roc_auc_score(true, scores[:, 1]))
     return float(np.mean([roc_auc_score(true == c, scores[:, c]) for c in present]))

@@ -62,7 +62,9 @@ class ModelObjective:
     is above 0, plus weight_decay · y, and with `gradient_momentum` above 0 the sum of all such
     gradients of the round so far, each older one multiplied by it once more (as torch.optim.SGD
     does after clip_grad_norm_). The n-th gradient of a batch continues the n-th of the batch
-    before, so that rules which compare two points have a sum for each. `mean_loss` is the mean
+    before, so that rules which compare two points have a sum for each. Local parameters take one
+    step of plain SGD a batch, along its last gradient, with weight decay and nothing else, after
+    all gradients of that batch. `mean_loss` is the mean
     minibatch loss weighted by examples, over all gradients taken so far.
     """
 
@@ -76,8 +78,10 @@ class ModelObjective:
         clip_norm: float = 0.0,
         gradient_momentum: float = 0.0,
         seed: int = 0,
+        local_learning_rate: float = 0.0,
     ) -> None:
         self._model = model
+        self._local_learning_rate = local_learning_rate
         self._loss = loss
         self._data = data
         self._positions = positions
@@ -87,6 +91,7 @@ class ModelObjective:
         self._seed = seed
         self._sums: list[Tensor] = []  # of local momentum
         self._place = 0  # of the next gradient among those of this batch
+        self._local_step: Tensor | None = None  # of the local parameters, at a batch's end
         self._losses: list[tuple[Tensor, int]] = []
         self._batch_size = 0
         model.module.train()
@@ -106,7 +111,9 @@ class ModelObjective:
         self._sums.clear()
         for batch in self._take(self._positions):
             self._place = 0
+            self._local_step = None
             yield batch
+            self._step_local(batch)
 
     def _take(self, positions: list[Tensor]) -> Iterator[tuple[Any, Any]]:
         taken = self._data.batches(positions, self._model.device)
@@ -114,8 +121,25 @@ class ModelObjective:
             self._batch_size = len(rows)
             yield batch
 
+    def _step_local(self, batch: tuple[Any, Any]) -> None:
+        if not self._local_learning_rate:
+            return
+        step = self._local_step
+        if step is None:  # the rule needed no gradient
+            self._loss_gradient(self._model.vector, batch)
+            self._losses.pop()
+            step = self._next_local_step()
+        self._model.local_vector.sub_(step)
+
+    def _next_local_step(self) -> Tensor:
+        step = self._model.local_gradient * self._local_learning_rate
+        decay = self._local_learning_rate * self._weight_decay
+        return step.add_(self._model.local_vector, alpha=decay)
+
     def gradient(self, y: Tensor, batch: tuple[Any, Any]) -> Tensor:
         gradient = self._regularised(self._loss_gradient(y, batch))
+        if self._local_learning_rate:
+            self._local_step = self._next_local_step()
         if not self._gradient_momentum:
             return gradient
         if self._place == len(self._sums):
@@ -142,7 +166,7 @@ class ModelObjective:
         model = self._model
         if y is not model.vector:
             model.vector.copy_(y)
-        model.gradient.zero_()
+        model.zero_gradient()
         inputs, targets = batch
         loss = self._loss(outputs_of(model.module, inputs, self._batch_size), targets)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -126,3 +126,36 @@ def test_help_shows_sections_in_brackets(tmp_path: Path) -> None:
     shown = " ".join(fedopt("compare", "--help", cwd=tmp_path).stdout.split())
     assert "the file's [algorithm] belong to the rule that it names" in shown
     assert "those in [rules.NAME] to the rule NAME" in shown
+
+
+def test_metrics_clients_and_stops_are_in_the_table(tmp_path: Path, in_process: InProcess) -> None:
+    settings = ["evaluation.metrics=['f1', 'auroc']", "data.holdout=0.2", "stop.metric=f1"]
+    settings += ["evaluation.on_clients=true", "stop.target=0.3", "federation.num_rounds=30"]
+    options = [part for setting in settings for part in ("--set", setting)]
+    names = ["--algorithms", "fedavg,fedavg:client_learning_rate=1e-9"]
+    result = in_process(
+        "compare",
+        *names,
+        "--targets",
+        "f1=0.25,auroc=0.6",
+        *options,
+        "--set",
+        "output.directory=out",
+    )
+    assert result.returncode == 0, result.stderr
+    for heading in ("f1", "auroc", "clients", "worst", "best", "rounds"):
+        assert heading in result.stdout
+    assert "fedavg: stopped after round" in result.stdout
+    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    trained, still = rows
+    assert trained["rounds_to"]["f1 0.25"] <= trained["best_round"]
+    assert trained["metrics"]["f1"] >= 0.3 > still["metrics"]["f1"]
+    assert trained["on_clients"]["worst"] <= trained["on_clients"]["mean"]
+    assert still["stopped"] == [None]
+    assert still["rounds_to"]["f1 0.25"] is None
+    assert (tmp_path / "out" / "fedavg" / "model_best.safetensors").exists()
+
+
+def test_targets_that_nobody_measures_are_refused(in_process: InProcess) -> None:
+    result = in_process("compare", "--algorithms", "fedavg", "--targets", "f1=0.9")
+    refused(result, "--targets: got f1, which is not measured; add it to evaluation.metrics")

@@ -280,7 +280,7 @@ def test_a_client_needs_no_test_file_and_a_server_no_training_file(tmp_path: Pat
     )
     (tmp_path / "test.npz").rename(tmp_path / "away")
     own = load_client_data(config.data, Facts(num_clients=4), [2])
-    np.testing.assert_array_equal(own[2].targets(), np.arange(20, 30) % 4)
+    np.testing.assert_array_equal(own[2].train.targets(), np.arange(20, 30) % 4)
     with pytest.raises(DataError, match=r"holds no test\.npz"):
         load_federated_data(config)
     (tmp_path / "away").rename(tmp_path / "test.npz")
@@ -297,13 +297,13 @@ def test_a_client_loads_the_part_that_a_simulation_gives_it() -> None:
     parts = load_federated_data(config).clients
     own = load_client_data(config.data, Facts(num_clients=20), [0, 7, 19])
     assert list(own) == [0, 7, 19]
-    assert all((own[i].targets() == parts[i].targets()).all() for i in own)
+    assert all((own[i].train.targets() == parts[i].targets()).all() for i in own)
 
 
 def test_whole_data_belongs_to_one_client_of_any_name() -> None:
     config = RunConfig(data={"partition": {"kind": "whole"}})
     assert (
-        load_client_data(config.data, Facts(num_clients=1), ["ward-3"])["ward-3"].num_examples
+        load_client_data(config.data, Facts(num_clients=1), ["ward-3"])["ward-3"].train.num_examples
         == 1442
     )
     with pytest.raises(ConfigError, match="such data belongs to one client"):

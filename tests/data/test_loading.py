@@ -17,9 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from fedopt_flwr import ConfigError, DataError, FedoptWarning, simulate
+from fedopt_flwr import ConfigError, DataError, clients, simulate, strategies
+from fedopt_flwr.algorithms import ALGORITHMS
 from fedopt_flwr.clients import Client
 from fedopt_flwr.data import Loading, as_client_data
+from fedopt_flwr.engines.pairs import run_pair
+from fedopt_flwr.errors import FedoptWarning
 
 CPU = torch.device("cpu")
 
@@ -95,9 +98,7 @@ class NoLength(IterableDataset[Any]):
 
 
 def test_a_stream_without_a_length_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"client 0: .* without a length; give it a method __len_"
-    ):
+    with pytest.raises(DataError, match=r"client 0: .* without a length; give it a method __len_"):
         simulate(small_config(), linear_model, [NoLength()] * 3)
     with pytest.raises(DataError, match=r"data.loader_workers: got 2; an IterableDataset is read"):
         as_client_data(Stream(numbered(3)), Loading(workers=2))
@@ -146,7 +147,7 @@ class ByName(nn.Module):
         return self.model(**inputs)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rule", ["fedavg", "scaffold_m", "padamfed"])
 def test_texts_of_unlike_lengths(rule: str, workers: int) -> None:
     config = small_config(algorithm={"name": rule}, data={"loader_workers": workers})
@@ -260,8 +261,8 @@ class GraphNet(nn.Module):
     def forward(self, batch: GraphBatch) -> Tensor:
         source, target = batch.edges
         summed = torch.zeros_like(batch.features).index_add(0, target, batch.features[source])
-        count = int(batch.graph.max()) + 1
-        pooled = torch.zeros(count, 1).index_reduce(0, batch.graph, summed, "mean")
+        sizes = batch.graph.bincount().unsqueeze(1)
+        pooled = torch.zeros(len(sizes), 1).index_add(0, batch.graph, summed) / sizes
         return self.out(pooled)
 
 
@@ -320,6 +321,7 @@ def test_a_named_collate_function_gives_the_same_bits_over_grpc(
     assert result.rounds[-1].test_loss == alone.rounds[-1].test_loss
 
 
+@pytest.mark.slow
 def test_processes_that_read_change_no_bit(own_config: dict[str, Any]) -> None:
     alone = simulate(own_config)
     own_config["data"]["loader_workers"] = 2
@@ -328,7 +330,7 @@ def test_processes_that_read_change_no_bit(own_config: dict[str, Any]) -> None:
 
 def test_examples_that_are_no_pairs_need_a_collate_function(own_config: dict[str, Any]) -> None:
     del own_config["data"]["collate"]
-    with pytest.raises(ConfigError, match=r"got dict instead of a pair.*give a collate function"):
+    with pytest.raises(DataError, match=r"got dict instead of a pair.*give a collate function"):
         simulate(own_config)
 
 
@@ -369,10 +371,38 @@ def test_clients_of_ones_own_app_collate() -> None:
     client = Client(linear_model(), three_datasets()[0], client_id=0, collate=reversed_rows)
     loss, count, _ = client.evaluate([p.detach().numpy() for p in linear_model().parameters()], {})
     x, y = three_datasets()[0].tensors
-    expected = functional.cross_entropy(linear_model()(x.flip(1)), y)
+    expected = functional.cross_entropy(linear_model()(x.flip(1)), y).detach()
     assert count == 9
     assert loss == pytest.approx(float(expected))
 
 
 def reversed_rows(examples: list[Any]) -> Any:
     return torch.stack([x.flip(0) for x, _ in examples]), torch.stack([y for _, y in examples])
+
+
+@pytest.mark.parametrize("rule", ["FedAvg", "ScaffoldM", "PAdaMFed"])
+def test_ones_own_app_collates_as_a_simulation_does(rule: str) -> None:
+    sizes = {"num_clients": 3, "clients_per_round": 2, "num_rounds": 3}
+    data = [Texts(client) for client in range(3)]
+    strategy = getattr(strategies, rule)(ByNameOfSeed(), **sizes, local_steps=2, batch_size=4)
+    kind = getattr(clients, f"{rule}Client")
+    members = [
+        kind(ByNameOfSeed(), data[i], client_id=i, device="cpu", collate=padded) for i in range(3)
+    ]
+    run_pair(strategy, [member.to_client() for member in members], 3)
+    name = next(n for n, known in ALGORITHMS.items() if known.__name__ == rule)
+    config = {
+        "algorithm": {"name": name},
+        "federation": sizes,
+        "training": {"local_steps": 2, "batch_size": 4, "device": "cpu"},
+    }
+    expected = simulate(config, ByNameOfSeed, data, collate=padded)
+    assert strategy.rounds[-1].failures == 0
+    assert strategy.model.vector.numpy().tobytes() == expected.parameters.tobytes()
+
+
+class ByNameOfSeed(ByName):
+    def __init__(self) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            super().__init__()

@@ -99,7 +99,7 @@ def test_objective_options_are_those_of_torchs_sgd() -> None:
         nn.utils.clip_grad_norm_(plain.parameters(), 0.4)
         optimizer.step()
     model = FlatModel(linear_model(), torch.device("cpu"))
-    from fedopt_flwr.data.client_data import as_client_data
+    from fedopt_flwr.data import as_client_data
 
     objective = ModelObjective(
         model,

@@ -31,8 +31,9 @@ from fedopt_flwr.flower import FederatedClient
 from fedopt_flwr.rounds.record import RoundRecord
 from fedopt_flwr.run.experiment import Experiment
 from fedopt_flwr.run.summary import holds_from, rounds_to_target, summarize
-from fedopt_flwr.training.evaluation import accuracy, evaluate
+from fedopt_flwr.training.evaluation import evaluate
 from fedopt_flwr.training.flat_model import FlatModel
+from fedopt_flwr.training.metrics import accuracy
 from fedopt_flwr.training.objective import ModelObjective
 
 
@@ -249,7 +250,8 @@ def test_evaluation_and_full_gradients_weigh_their_chunks_by_examples() -> None:
     scale[801:] = 30.0
     data = TensorDataset(torch.from_numpy(x * scale), torch.from_numpy(y))
     model, loss = FlatModel(linear_model()), nn.functional.cross_entropy
-    value, share = evaluate(model, as_client_data(data), loss, accuracy)
+    found = evaluate(model, as_client_data(data), loss, {"accuracy": accuracy})
+    value, share = found.loss, found.accuracy
     outputs = linear_model()(data.tensors[0]).double()
     assert value == pytest.approx(loss(outputs, data.tensors[1]).item(), rel=1e-6)
     assert share == pytest.approx(

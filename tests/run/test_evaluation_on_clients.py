@@ -18,15 +18,20 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
-from fedopt_flwr import ConfigError, clients, resume, simulate, strategies
+from fedopt_flwr import ConfigError, FedoptError, clients, resume, simulate, strategies
 from fedopt_flwr.data import as_client_data
 from fedopt_flwr.data.holdouts import held_out
 from fedopt_flwr.engines.pairs import run_pair
+from fedopt_flwr.flower import STATE_LOST
 from fedopt_flwr.flower.evaluations import record_evaluations
 from fedopt_flwr.rounds.record import RoundRecord
 from fedopt_flwr.run.hosts import ClientHost, HostedClient, states_in
+from fedopt_flwr.run.needs import require_states
 
-RULES = ("fedavg", "scaffold_m", "padamfed")
+RULES = (
+    "scaffold_m",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "padamfed")),
+)
 SIZES = [30, 12, 21]
 PARTS = [TensorDataset(torch.from_numpy(x), torch.from_numpy(y)) for x, y in softmax_clients(SIZES)]
 
@@ -133,7 +138,7 @@ def answers(*values: dict[str, float] | str | None) -> RoundRecord:
         found[number] = FitRes(
             Status(Code.OK, ""), Parameters([], ""), 1, {**asked, "evaluation": text}
         )
-    record_evaluations(list(range(len(values))), found, asked, record)
+    record_evaluations(list(range(len(values))), found, asked, record, 1000)
     return record
 
 
@@ -163,12 +168,33 @@ def test_who_has_no_value_or_refuses_is_left_out_and_counted() -> None:
     assert "examples: got -1" in record.errors[0]["error"]
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"examples": 1, "values": {"loss": NaN}}', "values"),
+        ('{"examples": 1, "values": {"\\u001b[2J": 1.0}}', "must be printable"),
+        ('{"examples": 1, "values": {"loss": 1.7e308}}', "values.loss"),
+        ('{"examples": 1001}', "got 1001; must be at most limits.examples (1000)"),
+        ('{"examples": true}', "examples"),
+        ('{"own": 1}', "own"),
+        ("[" * 50_000, "a text of at most 16384 characters"),
+        ("[" * 9_000, "evaluation"),
+    ],
+)
+def test_what_a_client_claims_is_checked(text: str, problem: str) -> None:
+    record = answers(text, {"loss": 2.0})
+    assert [error["client"] for error in record.errors] == [0]
+    assert problem in record.errors[0]["error"]
+    assert record.errors[0]["error"].isprintable()
+    assert record.on_clients["spread"]["loss"]["clients"] == 1
+
+
 def test_an_answer_to_another_question_does_not_count() -> None:
     record = RoundRecord(4)
     asked = {"run": "r", "round": 4, "phase": "evaluate"}
     late = {**asked, "round": 3, "evaluation": '{"examples": 1}'}
     answer = FitRes(Status(Code.OK, ""), Parameters([], ""), 1, late)
-    record_evaluations([0], {0: answer}, asked, record)
+    record_evaluations([0], {0: answer}, asked, record, 1000)
     assert "its report is for round 3" in record.errors[0]["error"]
     assert record.on_clients["spread"] == {}
 
@@ -176,6 +202,7 @@ def test_an_answer_to_another_question_does_not_count() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_over_grpc_clients_find_the_same(rule: str, tmp_path: Path) -> None:
     config = config_of(rule, model={"name": "logistic"}, data={"name": "digits"})
+    config["federation"]["clients_per_round"] = 2
     alone = simulate(config)
     with ServerThread(config) as server:
         members = hosted_clients(server, range(3), tmp_path)
@@ -304,6 +331,7 @@ def test_a_client_whose_evaluation_fails_trains_all_the_same() -> None:
     assert last.on_clients["spread"]["custom"]["clients"] == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_records_the_same(tmp_path: Path) -> None:
     found = []
     for cut in (False, True):
@@ -377,3 +405,20 @@ def test_a_fraction_beyond_one_is_refused() -> None:
             num_rounds=1,
             fraction_evaluate=1.5,
         )
+
+
+def test_a_held_out_label_that_the_model_does_not_know_is_refused_before_the_run() -> None:
+    """On a GPU it would end the process."""
+    x, y = PARTS[0].tensors
+    pairs = [(part, PARTS[0]) for part in PARTS]
+    pairs[1] = (PARTS[1], TensorDataset(x, torch.full_like(y, CLASSES)))
+    with pytest.raises(FedoptError, match=f"client 1, held out: has an example of class {CLASSES}"):
+        simulate(config_of(), linear_model, pairs)
+
+
+def test_states_that_are_lost_only_for_an_evaluation_do_not_end_a_run() -> None:
+    lost = [{"client": i, "phase": "evaluate", "error": STATE_LOST} for i in range(2)]
+    require_states(RoundRecord(3, clients=[0, 1], errors=lost))
+    own = [{"client": i, "phase": "train", "error": STATE_LOST} for i in range(2)]
+    with pytest.raises(FedoptError, match="start the clients with"):
+        require_states(RoundRecord(3, failures=2, errors=[*own, *lost]))

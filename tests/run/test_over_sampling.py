@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers import SOFTMAX_DATA, linear_model, open_run, softmax_config
+from helpers import SOFTMAX_DATA, At, checkpointed, linear_model, open_run, softmax_config
 from streams import ClientThread, ServerThread, hosted_clients, make_config
 
-from fedopt_flwr import ConfigError, RunConfig, simulate
+from fedopt_flwr import ConfigError, RunConfig, clients, resume, simulate, strategies
+from fedopt_flwr.algorithm import Plan, ServerState
+from fedopt_flwr.algorithms import FedAvg
+from fedopt_flwr.engines.pairs import run_pair
+from fedopt_flwr.flower.members import Members
+from fedopt_flwr.rounds.participation import Participation
 from fedopt_flwr.rounds.record import TOO_LATE
 from fedopt_flwr.rounds.sampling import sample_uniform
 from fedopt_flwr.run.hosts import ClientHost
@@ -144,3 +151,116 @@ def test_over_grpc_a_round_waits_for_as_many_replies_as_count(tmp_path: Path) ->
     for client in clients:
         client.join()
     assert [len(r.clients) for r in result.rounds if r.round] == [2] * 3
+
+
+@pytest.mark.parametrize("rule", ["FedAvg", "ScaffoldM", "PAdaMFed"])
+def test_in_ones_own_app_the_first_of_the_drawn_order_count(rule: str) -> None:
+    sizes = {"num_clients": 6, "clients_per_round": 2, "num_rounds": 5}
+    found = []
+    for factor in (1.0, 2.0):
+        strategy = getattr(strategies, rule)(linear_model(), **sizes, over_sample=factor)
+        kind = getattr(clients, f"{rule}Client")
+        members = [
+            kind(linear_model(), data, client_id=i, device="cpu")
+            for i, data in enumerate(SOFTMAX_DATA)
+        ]
+        run_pair(strategy, [member.to_client() for member in members], 5)
+        found.append((strategy.model.vector.numpy().tobytes(), strategy.rounds[-1]))
+    assert found[0][0] == found[1][0]
+    assert (found[0][1].failures, found[1][1].num_late) == (0, 2)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    found = []
+    for cut in (False, True):
+        folder = tmp_path / str(cut)
+        config = checkpointed(folder)
+        config["federation"] |= {"over_sample": 1.5}
+        if cut:
+            with pytest.raises(KeyboardInterrupt):
+                simulate(config, listener=At(6, interrupt))
+        found.append(resume(folder) if cut else simulate(config))
+    assert found[0].parameters.tobytes() == found[1].parameters.tobytes()
+    assert found[0].summary["late"] == found[1].summary["late"] == 2 * 9
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+class Poisoned:
+    """Answers at once, with numbers that are not finite."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+        arrays, count, report = self._client.fit(parameters, config)
+        if config["fedopt.phase"] == "train":
+            arrays = [np.full_like(array, np.nan) for array in arrays]
+        return arrays, count, report
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+class Late(Poisoned):
+    """Takes a moment longer than the others."""
+
+    def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+        time.sleep(0.2)
+        return self._client.fit(parameters, config)
+
+
+@pytest.mark.filterwarnings(r"ignore:client \d. failed in:fedopt_flwr.errors.FedoptWarning")
+def test_replies_that_are_of_no_use_close_no_round(tmp_path: Path) -> None:
+    config = make_config("scaffold_m", num_clients=4, clients_per_round=2, over_sample=2.0)
+    with ServerThread(config) as server:
+        host = ClientHost(server.config, range(4))
+        clients = [
+            ClientThread(server, i, tmp_path, host=host, wrap=Poisoned if i < 2 else Late)
+            for i in range(4)
+        ]
+        result = server.result()
+    for client in clients:
+        client.join()
+    assert [r.clients for r in result.rounds if r.round] == [[2, 3]] * 3
+
+
+def test_a_round_waits_for_enough_that_are_free() -> None:
+    """Two of three are at work for an earlier round, and one of them comes back."""
+    members = Members(RunConfig(federation=SIZES_OF_3), lambda: waited.append(free()), {})
+    proxies = {i: SimpleNamespace(is_busy=i > 0) for i in range(3)}
+    members._proxies = dict(proxies)
+    waited: list[None] = []
+
+    def free() -> None:
+        if len(waited) == 2:
+            proxies[1].is_busy = False
+
+    members.await_free(2)
+    assert len(waited) == 3
+    assert [members.is_free(i) for i in range(4)] == [True, True, False, False]
+    members.await_free(1)
+    assert len(waited) == 3
+
+
+SIZES_OF_3 = {"num_clients": 3, "clients_per_round": 2}
+
+
+def test_the_first_ranks_are_those_of_the_first_drawn() -> None:
+    """So that as many of those that count have a role of few, such as S̃ of S."""
+    federation = RunConfig(
+        federation={"num_clients": 6, "clients_per_round": 2, "over_sample": 2.0}
+    ).federation
+    ones = dict.fromkeys(range(6), 1)
+    plan = Plan(6, 2, 20, ones, ones, dict.fromkeys(range(6), 1 / 6))
+    participation = Participation(FedAvg(), federation, plan)
+    for number in range(1, 20):
+        state = ServerState(plan, {})
+        chosen = participation.choose(state, number, lambda i: True)
+        first = sample_uniform(range(6), 0, number)[:2]
+        ranks = {i: participation.rank(i) for i in chosen}
+        assert {i for i, rank in ranks.items() if rank < 2} == set(first)
+        assert sorted(ranks.values()) == [0, 1, 2, 3]

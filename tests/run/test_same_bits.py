@@ -154,6 +154,9 @@ def draw(number: int) -> dict[str, Any]:
         config["evaluation"] = {"on_clients": True, "metrics": ["f1", "auroc"]}
     if often(0.2):
         config["stop"] = {"metric": "train_loss", "patience": 1}
+    if often(0.3) and model["name"] != "mlp":
+        config["federation"]["local_parameters"] = ["layers.0.*"]
+        training["local_learning_rate"] = 0.1
     return config
 
 
@@ -246,6 +249,9 @@ result.write_bytes(pickle.dumps(same.facts(found)))
 def draw_for_ray(number: int) -> dict[str, Any]:
     """Without what draws from Python's generator, as Ray's threads do (docs/flower.md)."""
     config = draw(number)
+    federation = config["federation"]
+    if number % 3 == 0:  # over gRPC those count that reply first
+        federation["over_sample"] = federation["num_clients"] / federation["clients_per_round"]
     config["data"]["options"] |= {"careless": False, "noisy": []}
     if config["model"]["name"] != "mlp":
         config["model"]["options"]["careless"] = False
@@ -281,7 +287,8 @@ def test_a_built_in_model_is_made_for_the_test_data_wherever_it_is_made(folder: 
     config = draw(0)
     config["model"] = {"name": "mlp"}
     config["data"] = {"name": "ownbits:load", "options": {"sizes": [9, 9], "classes": 2}}
-    config["federation"] |= {"num_clients": 2, "clients_per_round": 2}
+    config["federation"] |= {"num_clients": 2, "clients_per_round": 2, "local_parameters": []}
+    config["training"].pop("local_learning_rate", None)
     with pytest.raises(
         FedoptError, match=r"example of class 2; the model has 2 outputs.*of the test data\)"
     ):

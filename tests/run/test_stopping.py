@@ -13,13 +13,17 @@ from helpers import digits_config, linear_model, small_config, three_datasets
 from safetensors import safe_open
 from streams import ServerThread, hosted_clients, make_config
 
-from fedopt_flwr import ConfigError, FedoptError, resume, simulate
+from fedopt_flwr import ConfigError, FedoptError, clients, resume, simulate, strategies
 from fedopt_flwr.config.sections import StopSection
+from fedopt_flwr.engines.pairs import run_pair
 from fedopt_flwr.rounds.record import RoundRecord
 from fedopt_flwr.rounds.stopping import Stopping
 from fedopt_flwr.run.run import Silent
 
-RULES = ("fedavg", "scaffold_m", "padamfed")
+RULES = (
+    "scaffold_m",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "padamfed")),
+)
 
 
 def hear(section: dict[str, Any], *values: float | None) -> tuple[Stopping, list[bool]]:
@@ -63,9 +67,10 @@ def test_budgets_end_a_run() -> None:
     stopping.hear(RoundRecord(2, downlink_bytes=5 * 10**8))
     assert stopping.reason == "after round 2: 1.1 GB were sent, stop.max_gigabytes = 1.0"
     stopping = Stopping(StopSection(max_seconds=60))
+    stopping.catch_up([RoundRecord(1, seconds=50.0)])
+    assert stopping.reason is None
     stopping.catch_up([RoundRecord(1, seconds=61.0)])
-    stopping.hear(RoundRecord(2))
-    assert (stopping.reason or "").startswith("after round 2: 61 s are over")
+    assert (stopping.reason or "").startswith("after round 1: 61 s are over")
 
 
 def on_streams(config: dict[str, Any], state: Path) -> Any:
@@ -81,7 +86,8 @@ def on_streams(config: dict[str, Any], state: Path) -> Any:
 def test_a_run_ends_after_the_same_round_in_every_engine(rule: str, tmp_path: Path) -> None:
     stop = {"metric": "test_loss", "patience": 2}
     config = make_config(rule, num_rounds=60) | {"stop": stop}
-    config["algorithm"] |= {} if rule == "padamfed" else {"client_learning_rate": 2.0}
+    long = {"step_scale": 100.0} if rule == "padamfed" else {"client_learning_rate": 2.0}
+    config["algorithm"] |= long
     alone = simulate(config)
     number, best = alone.rounds[-1].round, alone.summary["best_round"]
     assert number < 60
@@ -156,7 +162,7 @@ def test_a_run_that_stopped_is_over_until_its_limits_change(tmp_path: Path) -> N
     folder = tmp_path / "run"
     first = simulate(stopping_config(folder, patience=None, target=0.5))
     with pytest.raises(
-        ConfigError, match=r"ended after round \d+: test_accuracy is .*stop.patience"
+        ConfigError, match=r"ended after round \d+: test_accuracy is .*in \[stop\] of its"
     ):
         resume(folder)
     text = (folder / "config.toml").read_text()
@@ -207,3 +213,70 @@ def test_a_name_that_an_own_metric_never_returns_ends_the_run() -> None:
         simulate(
             config, linear_model, three_datasets(), test, metric=lambda o, t: {"precision": 0.5}
         )
+
+
+@pytest.mark.parametrize("rule", ["FedAvg", "ScaffoldM", "PAdaMFed"])
+def test_in_ones_own_app_later_rounds_ask_nobody(rule: str) -> None:
+    """Flower's loop goes on to its last round."""
+    values = iter([0.5, 0.7, 0.6, 0.6, 0.9, 0.9, 0.9])
+
+    def evaluate(number: int, arrays: Any, config: Any) -> tuple[float, dict[str, Any]]:
+        return 1.0, {"recall": next(values)}
+
+    stop = {"metric": "recall", "better": "higher", "patience": 2}
+    sizes = {"num_clients": 3, "clients_per_round": 3, "num_rounds": 9}
+    rates = {} if rule == "PAdaMFed" else {"client_learning_rate": 0.1}
+    moved: list[torch.Tensor] = []
+    strategy = getattr(strategies, rule)(
+        linear_model(),
+        **sizes,
+        **rates,
+        stop=stop,
+        evaluate_fn=evaluate,
+        on_round=lambda record: moved.append(strategy.state["model"].clone()),
+    )
+    kind = getattr(clients, f"{rule}Client")
+    members = [
+        kind(linear_model(), data, client_id=i, device="cpu")
+        for i, data in enumerate(three_datasets())
+    ]
+    run_pair(strategy, [member.to_client() for member in members], 9)
+    last = strategy.rounds[-1].round
+    assert (
+        strategy.stopped == f"after round {last}: recall was not higher in 2 evaluations in a row"
+    )
+    assert last < 9
+    assert torch.equal(strategy.state["model"], moved[-1])
+    best = next(n for n, r in enumerate(strategy.rounds) if r.test_metrics["recall"] == 0.7)
+    kept = torch.cat([value.reshape(-1) for value in strategy.best.values()])
+    assert torch.equal(kept, moved[best])
+
+
+def test_a_metric_that_evaluate_fn_never_returns_ends_the_app() -> None:
+    stop = {"metric": "recall", "better": "higher"}
+    sizes = {"num_clients": 1, "clients_per_round": 1, "num_rounds": 2}
+    strategy = strategies.FedAvg(
+        linear_model(), **sizes, stop=stop, evaluate_fn=lambda *_: (1.0, {"precision": 1.0})
+    )
+    member = clients.FedAvgClient(linear_model(), three_datasets()[0], client_id=0, device="cpu")
+    with pytest.raises(FedoptError, match="got 'recall'; this run measures precision"):
+        run_pair(strategy, [member.to_client()], 2)
+
+
+def test_a_stopped_run_that_continues_and_is_killed_can_be_resumed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = simulate(stopping_config(folder, patience=None, target=0.5))
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("target = 0.5", "target = 0.8"))
+    with pytest.raises(KeyboardInterrupt):
+        resume(folder, listener=Killed(first.rounds[-1].round + 1))
+    assert not (folder / "summary.json").exists()
+    assert "the target 0.8" in resume(folder).summary["stopped"]
+
+
+def test_one_evaluation_without_a_value_ends_nothing() -> None:
+    section = StopSection(metric="recall", better="higher", patience=3)
+    stopping = Stopping(section)
+    for number, own in enumerate(({"recall": 0.5, "x": 1.0}, {"x": 1.0}, {"recall": 0.6}), 1):
+        stopping.hear(RoundRecord(number, test_metrics=own))
+    assert (stopping.best_round, stopping.reason) == (3, None)

@@ -266,7 +266,8 @@ def test_a_client_takes_no_other_facts_of_the_federation_than_it_needs(
     facts: dict[str, int], text: str
 ) -> None:
     host = ClientHost(RunConfig(), [2])
-    assert host.data(2, {"num_clients": 3}).num_examples > host.data(2, {}).num_examples
+    of_three, of_twenty = (host.data(2, own).train for own in ({"num_clients": 3}, {}))
+    assert of_three.num_examples > of_twenty.num_examples
     with pytest.raises(MessageError, match=text):
         host.data(2, facts)
 

@@ -196,7 +196,7 @@ DATA = {
         [(np.zeros((9, 4)), np.zeros(9))] * 3,
         "client 0: data set: .*type tuple.*as_tensor",
     ),
-    "endless": ([Endless()] * 3, "client 0: data set: got an object of type Endless"),
+    "endless": ([Endless()] * 3, "client 0: data set: got an IterableDataset .*without a length"),
     "a number": ([5, 5, 5], "client 0: data set: got an object of type int"),
     "no pairs": ([NoPairs(9)] * 3, "client 0: .*got Tensor instead of a pair"),
     "unreadable": (
@@ -337,7 +337,7 @@ def test_problems_of_all_parts_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         simulate(
             {
-                "model": {"loss": "mse", "metric": "f1"},
+                "model": {"loss": "mse", "metric": "f2"},
                 "data": {"name": "digit"},
                 "training": {"device": "cuda:7"},
             }

@@ -114,4 +114,4 @@ def test_other_losses_and_values_are_left_alone(loss: Loss, outputs: Any, target
 def test_a_server_that_has_only_test_data_finds_it_too() -> None:
     model = FlatModel(nn.Linear(FEATURES, 1))
     with pytest.raises(ConfigError, match=r"\[n, 1\] and targets of shape \[n\]"):
-        try_evaluation(model, functional.mse_loss, None, as_client_data(regression()))
+        try_evaluation(model, functional.mse_loss, {}, as_client_data(regression()))

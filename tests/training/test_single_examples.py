@@ -17,7 +17,7 @@ from torch.nn import functional
 from fedopt_flwr import simulate
 from fedopt_flwr.data import as_client_data
 from fedopt_flwr.training.dry_run import try_training
-from fedopt_flwr.training.evaluation import accuracy, evaluate
+from fedopt_flwr.training.evaluation import evaluate
 from fedopt_flwr.training.flat_model import FlatModel
 
 SIZES = [5, 7, 1]
@@ -84,7 +84,7 @@ def test_batches_of_one_are_normalised_by_the_running_statistics_and_leave_them(
 def test_one_test_example_is_evaluated_where_batch_statistics_count() -> None:
     (data,) = as_datasets(softmax_clients([1]))
     model, loss = FlatModel(flat()), functional.cross_entropy
-    value, _ = evaluate(model, as_client_data(data), loss, accuracy, use_batch_statistics=True)
+    value = evaluate(model, as_client_data(data), loss, {}, use_batch_statistics=True).loss
     expected = loss(flat().eval()(data.tensors[0]), data.tensors[1])
     assert value == pytest.approx(expected.item())
 

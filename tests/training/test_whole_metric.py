@@ -18,9 +18,10 @@ from fedopt_flwr import ConfigError, simulate
 from fedopt_flwr.data import as_client_data
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.flower import FederatedClient, MemoryStates, ModelPool
-from fedopt_flwr.training.evaluation import accuracy, evaluate
+from fedopt_flwr.training.evaluation import evaluate
 from fedopt_flwr.training.flat_model import FlatModel
 from fedopt_flwr.training.joining import joined
+from fedopt_flwr.training.metrics import accuracy
 
 SIZE = 1203  # three parts of 401
 
@@ -66,7 +67,7 @@ def test_a_metric_is_of_all_outputs_whatever_their_order(metric: Any, rare: int)
 
 def test_a_client_evaluates_by_the_same_function() -> None:
     test, model = sorted_test(), FlatModel(linear_model())
-    pool = ModelPool([model], functional.cross_entropy, metric=f1)
+    pool = ModelPool([model], functional.cross_entropy, metrics={"metric": f1})
     client = FederatedClient(0, as_client_data(test), pool, MemoryStates())
     _, _, report = client.evaluate(model.state_arrays(), {})
     with torch.no_grad():
@@ -91,7 +92,7 @@ def test_the_metric_is_called_once_and_not_with_tensors_that_the_module_uses_aga
 
     test = sorted_test()
     loss = functional.cross_entropy
-    evaluate(FlatModel(Reusing()), as_client_data(test), loss, metric)
+    evaluate(FlatModel(Reusing()), as_client_data(test), loss, {"own": metric})
     (outputs,) = seen
     torch.testing.assert_close(outputs, linear_model()(test.tensors[0]).detach())
 
@@ -100,7 +101,12 @@ def test_accuracy_is_as_it_was() -> None:
     test, model = sorted_test(), FlatModel(linear_model())
     own = lambda outputs, targets: accuracy(outputs, targets)  # noqa: E731
     data, loss = as_client_data(test), functional.cross_entropy
-    assert evaluate(model, data, loss, accuracy) == pytest.approx(evaluate(model, data, loss, own))
+    found, expected = (evaluate(model, data, loss, {"m": metric}) for metric in (accuracy, own))
+    assert (found.loss, found.main) == pytest.approx((expected.loss, expected.main))
+    with torch.no_grad():
+        outputs = linear_model()(test.tensors[0])
+    share = float((outputs.argmax(1) == test.tensors[1]).double().mean())
+    assert found.main == pytest.approx(share)
 
 
 @pytest.mark.parametrize("metric", [lambda o, t: "good", lambda o, t: [1.0, 2.0]])
@@ -180,7 +186,7 @@ def test_parts_that_cannot_be_joined_count_by_their_examples_and_are_warned_of()
 
     data = as_client_data(Padded())
     with pytest.warns(FedoptWarning, match="cannot be joined .* mean over parts of 401 examples"):
-        _, value = evaluate(FlatModel(Wide()), data, loss, width)
+        value = evaluate(FlatModel(Wide()), data, loss, {"width": width}).main
     assert value == pytest.approx(np.mean([FEATURES, FEATURES + 1, FEATURES + 2]))
 
 
@@ -201,7 +207,7 @@ def test_targets_that_are_mappings_reach_the_metric_as_one() -> None:
     def loss(outputs: Tensor, targets: Mapping[str, Any]) -> Tensor:
         return functional.cross_entropy(outputs, targets["label"])
 
-    evaluate(FlatModel(linear_model()), as_client_data(Detection()), loss, metric)
+    evaluate(FlatModel(linear_model()), as_client_data(Detection()), loss, {"own": metric})
     (targets,) = seen
     assert targets["label"].tolist() == [i % CLASSES for i in range(SIZE)]
     assert targets["name"] == [f"picture {i}" for i in range(SIZE)]

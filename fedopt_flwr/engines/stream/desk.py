@@ -286,8 +286,9 @@ class Desk(SimpleClientManager):
         with self._lock_seats:
             proxies = [seat.proxy for seat in self._seats.values() if seat.proxy is not None]
         patience = time.monotonic() + _BUSY_SECONDS
-        while any(proxy.is_busy for proxy in proxies) and time.monotonic() < patience:
-            time.sleep(_POLL_SECONDS)
+        with contextlib.suppress(KeyboardInterrupt):  # the run is over; its results come next
+            while any(proxy.is_busy for proxy in proxies) and time.monotonic() < patience:
+                time.sleep(_POLL_SECONDS)
         if proxies:
             with futures.ThreadPoolExecutor(len(proxies)) as pool:
                 list(pool.map(lambda proxy: proxy.leave(_FAREWELL_SECONDS), proxies))

@@ -18,7 +18,7 @@ from ...problems import foreign_text
 SERVICE = transport_pb2.DESCRIPTOR.services_by_name["FlowerService"].full_name
 PROTOCOL = 3  # raised when one end no longer understands what the other sends
 PACKAGE = version("fedopt-flwr")
-JOIN_TOKEN = "FEDOPT_JOIN_TOKEN"  # the variable of the environment that holds it
+JOIN_TOKEN = "FEDOPT_JOIN_TOKEN"  # nosec B105  # the variable of the environment that holds it
 CLAIM_KEY = "fedopt-claim-bin"  # metadata of a Join call
 _LONGEST_CLAIM = 4096  # bytes
 LARGEST_REPLY_KEY = "fedopt-largest-reply"  # metadata of its answer: bytes that the server takes

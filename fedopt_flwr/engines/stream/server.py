@@ -16,7 +16,7 @@ from concurrent import futures
 from typing import Self
 
 import grpc
-from flwr.common import Code, FitRes
+from flwr.common import FitRes
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.superlink.fleet.grpc_bidi.flower_service_servicer import FlowerServiceServicer
 from flwr.server.superlink.fleet.grpc_bidi.grpc_bridge import GrpcBridgeClosed
@@ -115,6 +115,8 @@ class _ClosingServer(LeanServer):
         if quota is None:
             return super().fit_round(server_round, timeout)
         asked = self.strategy.configure_fit(server_round, self.parameters, self._client_manager)
+        for proxy, _ in asked:
+            proxy.is_busy = True  # type: ignore[attr-defined]  # also until its thread begins
         questions = {
             self._pool.submit(proxy.fit, ins, timeout, server_round): proxy for proxy, ins in asked
         }
@@ -123,7 +125,7 @@ class _ClosingServer(LeanServer):
         for question in futures.as_completed(questions):
             answer = question.result()
             results.append((questions[question], answer))
-            usable += answer.status.code == Code.OK and "error" not in answer.metrics
+            usable += self._federated.would_count(questions[question], answer)
             if usable == quota:
                 break
         return *self.strategy.aggregate_fit(server_round, results, []), ([], [])

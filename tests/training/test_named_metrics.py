@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from fedopt_flwr import ConfigError, FedoptWarning, simulate
+from fedopt_flwr import ConfigError, simulate
 from fedopt_flwr.data import as_client_data
+from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.training.evaluation import evaluate
 from fedopt_flwr.training.flat_model import FlatModel
+from fedopt_flwr.training.joining import measured
 from fedopt_flwr.training.metrics import METRICS, add_values
 
 
@@ -149,7 +151,7 @@ def test_one_class_has_no_auroc_and_the_run_continues() -> None:
     [
         (
             {"evaluation": {"metrics": ["f2"]}},
-            "evaluation.metrics: unknown 'f2'; did you mean 'f1'",
+            "evaluation.metrics: unknown 'f2'; Known: accuracy, auroc, balanced_accuracy, f1",
         ),
         ({"evaluation": {"metrics": ["mse"]}}, "evaluation.metrics: 'mse': failed on .*one shape"),
         ({"evaluation": {"metrics": ["no:where"]}}, "evaluation.metrics: cannot import 'no:where'"),
@@ -180,3 +182,22 @@ def test_accuracy_is_left_out_for_other_targets() -> None:
     last = result.rounds[-1]
     assert last.test_metric == last.test_metrics["mse"] == pytest.approx(last.test_loss)
     assert last.test_accuracy is None
+
+
+def test_auroc_of_what_is_not_finite_or_ignored() -> None:
+    outputs, targets = (
+        torch.tensor([[2.0, 0.0], [0.0, 1.0], [5.0, 0.0]]),
+        torch.tensor([0, 1, -100]),
+    )
+    assert METRICS["auroc"](outputs, targets) == 1.0
+    assert METRICS["auroc"](outputs / 0, targets) is None
+
+
+def test_a_dict_of_parts_that_cannot_be_joined_is_averaged_by_name() -> None:
+    def metric(outputs: Tensor, targets: Tensor) -> dict[str, float | None]:
+        return {"width": float(outputs.shape[1]), "none": None}
+
+    parts = [(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(1, 6), torch.zeros(1))]
+    with pytest.warns(FedoptWarning, match="cannot be joined"):
+        found = measured({"own": metric}, parts, [2, 1])
+    assert found == {"own": {"width": 4.0, "none": None}}
