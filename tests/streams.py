@@ -246,6 +246,16 @@ def hosted_clients(
     return [ClientThread(server, i, state, wrap=wrap, **own) for i in ids]
 
 
+def served(config: dict[str, Any], state: Path) -> Result:
+    """Run a federation over streams, all clients in one host, to its end."""
+    with ServerThread(config) as server:
+        clients = hosted_clients(server, range(config["federation"]["num_clients"]), state)
+        result = server.result()
+    for client in clients:
+        client.join()
+    return result
+
+
 def make_config(rule: str = "padamfed", **federation: Any) -> dict[str, Any]:
     return {
         "algorithm": {"name": rule},

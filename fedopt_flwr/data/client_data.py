@@ -120,7 +120,7 @@ class DatasetData:
         self,
         dataset: Dataset[Any],
         targets: np.ndarray | None = None,
-        loading: Loading = AS_TORCH,  # frozen
+        loading: Loading = AS_TORCH,
     ) -> None:
         self._dataset = dataset
         self._targets = targets

@@ -204,9 +204,7 @@ class Strategy(FederatedStrategy):
         count = max(1, int(self._fraction * here))
         chosen = self._participation.evaluators(self.record.round, count, self.members.is_free)
         config = self._evaluate_config(server_round) if self._evaluate_config else {}
-        trained = self.asked
         instructed = self._instruct("evaluate", chosen, {})  # which of its own parts count
-        self.asked = trained
         return [(p, EvaluateIns(parameters, {**config, **ins.config})) for p, ins in instructed]
 
     def aggregate_evaluate(

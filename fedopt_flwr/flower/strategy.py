@@ -177,6 +177,7 @@ class FederatedStrategy(Strategy):
         self, phase: Phase, ids: Sequence[ClientId], names: tuple[str, ...]
     ) -> dict[ClientId, Upload]:
         """Ask these clients outside of Flower's loop, all at once, and return what is usable."""
+        self.asked = list(ids)
         answers = self._ask(self._instruct(phase, ids, {"model": self.state["model"]}))
         expected = expected_arrays(names, self.model, with_buffers=False)
         asked_for = self._asked_for(phase)
@@ -211,12 +212,12 @@ class FederatedStrategy(Strategy):
         self.record.chosen = changed_numbers(self.rule, self._rule_of_round)
         self.record.chosen |= self.rule.report(self.state, number)
         ids = self._participation.choose(self.state, number, self.members.is_free)
+        self.asked = list(ids)
         return self._instruct("train", ids, self._rule_of_round.broadcast(self.state))
 
     def _instruct(
         self, phase: Phase, ids: Sequence[ClientId], arrays: dict[str, Tensor]
     ) -> list[tuple[ClientProxy, FitIns]]:
-        self.asked = list(ids)
         if self._averages_buffers and arrays:
             arrays = {**arrays, **self._buffers}
         names, parameters = encode(arrays, in_memory=self._in_memory)
@@ -415,14 +416,12 @@ class FederatedStrategy(Strategy):
         is_last = record.round == self._config.federation.num_rounds
         if not section.on_clients or record.taken_back or (record.round % every and not is_last):
             return
-        trained = self.asked
         count = None if section.clients == "all" else section.clients
         ids = self._participation.evaluators(record.round, count, self.members.is_free)
         instructions = self._instruct("evaluate", ids, {"model": self.state["model"]})
         answers = self._ask(instructions)
         most = self._config.limits.examples
         record_evaluations(ids, answers, self._asked_for("evaluate"), record, most)
-        self.asked = trained  # whose states count
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager

@@ -12,7 +12,7 @@ import torch
 from helpers import linear_model, small_config, three_datasets
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streams import ServerThread, hosted_clients
+from streams import served
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
@@ -312,11 +312,7 @@ def test_a_named_collate_function_gives_the_same_bits_over_grpc(
 ) -> None:
     config = own_config | {"algorithm": {"name": rule}}
     alone = simulate(config)
-    with ServerThread(config) as server:
-        clients = hosted_clients(server, range(3), tmp_path)
-        result = server.result()
-    for client in clients:
-        client.join()
+    result = served(config, tmp_path)
     assert result.parameters.tobytes() == alone.parameters.tobytes()
     assert result.rounds[-1].test_loss == alone.rounds[-1].test_loss
 

@@ -13,7 +13,7 @@ from flwr.common import Code, EvaluateRes, FitRes, Parameters, Status
 from helpers import CLASSES, FEATURES, linear_model, small_config, softmax_clients
 from hypothesis import given
 from hypothesis import strategies as st
-from streams import ClientThread, ServerThread, hosted_clients
+from streams import ClientThread, ServerThread, served
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
@@ -204,11 +204,7 @@ def test_over_grpc_clients_find_the_same(rule: str, tmp_path: Path) -> None:
     config = config_of(rule, model={"name": "logistic"}, data={"name": "digits"})
     config["federation"]["clients_per_round"] = 2
     alone = simulate(config)
-    with ServerThread(config) as server:
-        members = hosted_clients(server, range(3), tmp_path)
-        result = server.result()
-    for member in members:
-        member.join()
+    result = served(config, tmp_path)
     assert result.parameters.tobytes() == alone.parameters.tobytes()
     assert [r.on_clients for r in result.rounds] == [r.on_clients for r in alone.rounds]
     assert list(alone.rounds[-1].on_clients["spread"]) == ["loss", "accuracy", "f1"]
@@ -381,6 +377,7 @@ def test_in_ones_own_app_flowers_names_do_what_they_do(rule: str) -> None:
         for i in range(3)
     ]
     run_pair(strategy, [member.to_client() for member in members], 2)
+    assert [len(metrics) for metrics in seen] == [2, 2]
     asked = strategy.configure_evaluate(2, None, None)
     assert len(asked) == 2  # int(0.7 · 3)
     results = []

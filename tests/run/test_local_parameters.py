@@ -17,7 +17,7 @@ from helpers import (
     small_config,
     softmax_clients,
 )
-from streams import ServerThread, hosted_clients
+from streams import served
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -118,11 +118,7 @@ def test_over_grpc_ends_with_the_same_bits(rule: str, tmp_path: Path) -> None:
     config["model"] = {"options": {"hidden": [8]}}
     config["federation"]["clients_per_round"] = 2
     alone = simulate(config)
-    with ServerThread(config) as server:
-        members = hosted_clients(server, range(3), tmp_path)
-        result = server.result()
-    for member in members:
-        member.join()
+    result = served(config, tmp_path)
     assert result.parameters.tobytes() == alone.parameters.tobytes()
     assert [r.on_clients for r in result.rounds] == [r.on_clients for r in alone.rounds]
 

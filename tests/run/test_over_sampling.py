@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import SOFTMAX_DATA, At, checkpointed, linear_model, open_run, softmax_config
-from streams import ClientThread, ServerThread, hosted_clients, make_config
+from streams import ClientThread, ServerThread, make_config, served
 
 from fedopt_flwr import ConfigError, RunConfig, clients, resume, simulate, strategies
 from fedopt_flwr.algorithm import Plan, ServerState
@@ -145,11 +145,7 @@ def test_one_slow_client_does_not_set_the_pace_over_grpc(rule: str, tmp_path: Pa
 def test_over_grpc_a_round_waits_for_as_many_replies_as_count(tmp_path: Path) -> None:
     """With every client free and quick, S of them count in each round."""
     config = make_config("scaffold_m", num_clients=4, clients_per_round=2, over_sample=2.0)
-    with ServerThread(config) as server:
-        clients = hosted_clients(server, range(4), tmp_path)
-        result = server.result()
-    for client in clients:
-        client.join()
+    result = served(config, tmp_path)
     assert [len(r.clients) for r in result.rounds if r.round] == [2] * 3
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import digits_config, linear_model, small_config, three_datasets
 from safetensors import safe_open
-from streams import ServerThread, hosted_clients, make_config
+from streams import make_config, served
 
 from fedopt_flwr import ConfigError, FedoptError, clients, resume, simulate, strategies
 from fedopt_flwr.config.sections import StopSection
@@ -73,15 +73,6 @@ def test_budgets_end_a_run() -> None:
     assert (stopping.reason or "").startswith("after round 1: 61 s are over")
 
 
-def on_streams(config: dict[str, Any], state: Path) -> Any:
-    with ServerThread(config) as server:
-        clients = hosted_clients(server, range(3), state)
-        result = server.result()
-    for client in clients:
-        client.join()
-    return result
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_a_run_ends_after_the_same_round_in_every_engine(rule: str, tmp_path: Path) -> None:
     stop = {"metric": "test_loss", "patience": 2}
@@ -97,7 +88,7 @@ def test_a_run_ends_after_the_same_round_in_every_engine(rule: str, tmp_path: Pa
     shorter = make_config(rule, num_rounds=60) | {"stop": {}, "algorithm": config["algorithm"]}
     plain = simulate(shorter)
     assert losses == [record.test_loss for record in plain.rounds[: len(losses)]]
-    remote = on_streams(config, tmp_path)
+    remote = served(config, tmp_path)
     assert remote.summary["stopped"] == alone.summary["stopped"]
     assert remote.parameters.tobytes() == alone.parameters.tobytes()
     assert alone.best is not None
