@@ -115,6 +115,9 @@ class Algorithm(BaseModel):
     name: ClassVar[str]
     server_state: ClassVar[tuple[str, ...]] = ("model",)  # names of the server's vectors
     client_state: ClassVar[tuple[str, ...]] = ()  # names of what a client keeps between rounds
+    # by server vector the client state whose mean Σ p_i it is, as c of the c_i. None: not said, and
+    # the rule has no part in open federations if its clients keep state
+    client_means: ClassVar[Mapping[str, str] | None] = None
     weighting: ClassVar[str] = "uniform"  # p_i where federation.weighting does not say
     unbiased_weights: ClassVar[bool] = False  # w_i = N p_i/S under uniform sampling, else p_i/Σp
     experimental: ClassVar[bool] = False  # said wherever the rule is shown
@@ -188,6 +191,13 @@ class Algorithm(BaseModel):
     ) -> tuple[Arrays, ClientState]:
         """Train on one client; return what travels up and the client's next state."""
         raise TypeError(f"{type(self).__name__}: client_update is missing; a rule must define it")
+
+    def client_changes(self, state: ServerState, reply: Reply) -> Arrays:
+        """Return by name what a client's round added to its states of `client_means`: with the
+        `state` before the round the same numbers as on the client; nothing where one is left out.
+        """
+        names = {n: f"{n}_change" for n in (self.client_means or {}).values()}
+        return {n: reply.upload[sent] for n, sent in names.items() if sent in reply.upload}
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         """Take in the replies of a round, which are sorted by client id and never empty."""

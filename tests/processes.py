@@ -70,8 +70,10 @@ class Process:
         self.process.wait()
 
 
-def wait_until(condition: Callable[[], bool], what: Callable[[], str]) -> None:
-    deadline = time.monotonic() + PATIENCE
+def wait_until(
+    condition: Callable[[], bool], what: Callable[[], str], patience: float = PATIENCE
+) -> None:
+    deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, f"never came: {what()}"
         time.sleep(0.05)
@@ -137,10 +139,12 @@ def start_server(processes: Processes, config: Path, port: int, *more: object) -
     return processes.start("server", "server", config, "--address", address, "--insecure", *more)
 
 
-def start_client(processes: Processes, config: Path, port: int, client_id: int) -> Process:
+def start_client(
+    processes: Processes, config: Path, port: int, client_id: int, *more: object
+) -> Process:
     where = ("--server", f"127.0.0.1:{port}", "--state-dir", processes.folder / "state")
     who = ("--client-id", client_id, "--insecure")
-    return processes.start(f"client-{client_id}", "client", config, *where, *who)
+    return processes.start(f"client-{client_id}", "client", config, *where, *who, *more)
 
 
 def launch(processes: Processes, name: str, rule: str, count: int, *more: object) -> Process:

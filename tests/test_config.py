@@ -179,7 +179,7 @@ def test_what_is_allowed_and_what_to_do_is_said(setting: str, remedy: str) -> No
         ("training.device=cuda:99999999999", r"should match pattern '\^\(auto\|cpu\|cuda"),
         ("federation.round_timeout=1e300", "federation.round_timeout: got 1e"),
         ("data.partition.examples_per_client=[1, 1000000000000]", "examples_per_client.1: got"),
-        ("federation.num_clients='20'", "federation.num_clients: got '20'; should be a valid int"),
+        ("federation.num_clients='20'", "federation.num_clients: got '20'; must be a whole"),
         ("federation.seed=true", "federation.seed: got True; should be a valid integer"),
         ("rules.fedavg=3", "rules.fedavg: got 3; must be a section of keys and values"),
         ("rules.fedavg.foo=3", "rules.fedavg.foo: unknown 'foo'"),

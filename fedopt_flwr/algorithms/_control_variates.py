@@ -6,7 +6,7 @@ gradients (scaffold, padamfed, ...), `TrackedAdamRule` for FA-NT and FAdamGC.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
@@ -34,6 +34,7 @@ class ControlVariateRule(Algorithm):
 
     server_state: ClassVar[tuple[str, ...]] = ("model", "control_variate")
     client_state: ClassVar[tuple[str, ...]] = ("control_variate",)
+    client_means: ClassVar[Mapping[str, str]] = {"control_variate": "control_variate"}
 
     def client_start(
         self, received: Arrays, client_state: ClientState, objective: Objective

@@ -50,15 +50,20 @@ class FANT(TrackedAdamRule):
             state["control_variate"] = c_i + self._change(delta, c, objective.num_steps)
         return {"delta": delta}, state
 
+    def client_changes(self, state: ServerState, reply: Reply) -> Arrays:
+        if not self.for_client(reply.rank).tracks:
+            return {}
+        c = state["control_variate"]
+        return {"control_variate": self._change(reply.upload["delta"], c, reply.num_steps)}
+
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         delta = weighted_sum([(r.weight, r.upload["delta"]) for r in replies])
-        c, change = state["control_variate"], delta.new_zeros(delta.shape)
+        change = delta.new_zeros(delta.shape)
         for r in replies:
-            if self.for_client(r.rank).tracks:
-                own = self._change(r.upload["delta"], c, r.num_steps)
+            for own in self.client_changes(state, r).values():
                 change.add_(own, alpha=r.importance)
         x = state["model"].add(delta, alpha=self.server_learning_rate)
-        return state.replace(model=x, control_variate=c + change)
+        return state.replace(model=x, control_variate=state["control_variate"] + change)
 
     def _change(self, delta: Tensor, c: Tensor, num_steps: int) -> Tensor:
         """c_i⁺ − c_i = −Δ/(ηK_i) − c; client and server must round it alike."""

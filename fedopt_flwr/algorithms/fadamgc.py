@@ -80,7 +80,7 @@ class FAdamGC(TrackedAdamRule):
         delta = weighted_sum([(r.weight, r.upload["delta"]) for r in replies])
         change = delta.new_zeros(delta.shape)
         for r in replies:
-            if "control_variate_change" in r.upload:
-                change.add_(r.upload["control_variate_change"], alpha=r.importance)
+            for own in self.client_changes(state, r).values():
+                change.add_(own, alpha=r.importance)
         x = state["model"].add(delta, alpha=self.server_learning_rate)
         return state.replace(model=x, control_variate=state["control_variate"] + change)

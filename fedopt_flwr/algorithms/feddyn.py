@@ -12,7 +12,7 @@ Defaults: η = 0.05, α = 0.1. A client that was away is missing in h, not in x.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from pydantic import Field
@@ -27,6 +27,7 @@ class FedDyn(Algorithm):
     name: ClassVar[str] = "feddyn"
     server_state: ClassVar[tuple[str, ...]] = ("model", "server_dual")
     client_state: ClassVar[tuple[str, ...]] = ("local_dual",)
+    client_means: ClassVar[Mapping[str, str]] = {"server_dual": "local_dual"}
 
     client_learning_rate: float = Field(0.05, gt=0, title="η", description="client step size")
     regularization: float = Field(
@@ -43,6 +44,9 @@ class FedDyn(Algorithm):
             y.sub_(bent.add_(objective.gradient(y, batch)), alpha=self.client_learning_rate)
         delta = y - x
         return {"delta": delta}, {"local_dual": h_i.sub(delta, alpha=alpha)}
+
+    def client_changes(self, state: ServerState, reply: Reply) -> Arrays:
+        return {"local_dual": reply.upload["delta"] * -self.regularization}
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         alpha = self.regularization

@@ -8,7 +8,7 @@ Defaults: η = 0.001, β₁ = 0.9, β₂ = 0.99, ε = 1e-8, η_g = 1. m starts e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -25,6 +25,7 @@ class LocalAdam(Algorithm):
 
     name: ClassVar[str] = "local_adam"
     client_state: ClassVar[tuple[str, ...]] = ("second_moment",)
+    client_means: ClassVar[Mapping[str, str]] = {}
 
     client_learning_rate: float = Field(0.001, gt=0, title="η", description="client step size")
     server_learning_rate: float = Field(

@@ -94,15 +94,17 @@ class Scaffold(GradientVariateRule):
             upload["control_variate_change"] = change
         return upload, {"control_variate": c_i + change}
 
-    def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+    def client_changes(self, state: ServerState, reply: Reply) -> Arrays:
+        if self.lean_uplink is False:
+            return super().client_changes(state, reply)
         d = self.broadcast(state)["direction"]
+        return {"control_variate": self._change(reply.upload["delta"], d, reply.num_steps)}
+
+    def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         delta = weighted_sum([(r.weight, r.upload["delta"]) for r in replies])
         c = state["control_variate"].clone()
         for r in replies:
-            change = r.upload.get("control_variate_change")
-            if change is None:
-                change = self._change(r.upload["delta"], d, r.num_steps)
-            c.add_(change, alpha=r.importance)
+            c.add_(self.client_changes(state, r)["control_variate"], alpha=r.importance)
         model = state["model"].add(delta, alpha=self.server_learning_rate)
         return state.replace(model=model, control_variate=c)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -61,6 +61,12 @@ def client(
         bool,
         typer.Option("--no-evaluation", help="Tell a server that asks nothing of any evaluation."),
     ] = False,
+    state_lost: Annotated[
+        Literal["fail", "restart"],
+        typer.Option(
+            help="What it does without its state: fail, or begin anew (open federations)."
+        ),
+    ] = "fail",
     debug: Debug = False,
 ) -> None:
     """Train on this machine's data for a server; CONFIG says which data, device and own code."""
@@ -92,7 +98,9 @@ def client(
         connections = Connections(own)
         with _observed(connections, tls, health, metrics, say):
             errors = serve_clients(
-                run_config, own, state_dir, where, say, connections, evaluate=not no_evaluation
+                *(run_config, own, state_dir, where, say, connections),
+                evaluate=not no_evaluation,
+                restart=state_lost == "restart",
             )
     if errors:
         raise errors[0]

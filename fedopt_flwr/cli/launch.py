@@ -50,7 +50,7 @@ def launch(
     from .show_federation import FederationDisplay
     from .tables import Target, print_results, result_row
 
-    total = run_config.federation.num_clients
+    total = run_config.federation.fixed_number("`fedopt launch`")
     num_processes = min(total, processes or max(4, usable_cores()))
     folder = run_config.output.directory or Path("runs")
     with FederationDisplay(run_config) as display:

@@ -18,7 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from ..algorithm import Algorithm, Plan
 from ..algorithms.padamfed import PAdaMFed
 from ..algorithms.padamfed_vr import PAdaMFedVR
+from ..config.run_config import RunConfig
 from ..errors import RunError, Terminated
+from ..flower.open_federation import FOLDER
 from ..rounds.record import TOO_LATE, RoundRecord
 from ..run.checkpoints import has_checkpoint
 from ..run.experiment import Experiment
@@ -32,6 +34,12 @@ from .console import (
 )
 
 _LINES = 10  # plain lines a run, about
+_CHANGES = {  # of the clients of an open federation
+    "joined": "joined",
+    "forgotten": "away for longer than federation.forget_after, and forgotten",
+    "resized": "has another number of examples",
+    "restarted": "had lost its state, begins anew",
+}
 
 
 class RunDisplay:
@@ -115,17 +123,32 @@ class RunDisplay:
         options += _chosen(training, "weight_decay", "clip_norm", "gradient_momentum")
         if options:
             self._print(", ".join(options))
+        self._print_what_is_kept(config, experiment)
+
+    def _print_what_is_kept(self, config: RunConfig, experiment: Experiment) -> None:
+        """Say what only the clients have, and what the server has of each."""
+        model, means = experiment.model, experiment.rule.client_means
         if model.local:
             self._print(
                 f"{model.local_vector.numel():,} more parameters stay local "
                 f"({', '.join(model.local)}): the server evaluates with their initial values"
             )
+        if config.federation.is_open and means:
+            size = 4 * model.size * len(means) / 1e6
+            place = self._directory / FOLDER if self._directory is not None else "memory"
+            self._print(
+                "open federation: the server keeps what it must know of each client (a gradient of "
+                f"its data), {size:.3g} MB each, in {place}"
+            )
         if config.federation.buffers == "local" and model.has_buffers:
             self._print("buffers stay local: evaluation uses the batch's statistics")
 
     def on_round(self, record: RoundRecord) -> None:
-        """Move the bar, or print a line now and then; errors of clients always."""
+        """Move the bar, or print a line now and then; changes and errors of clients always."""
         self._last_round = record.round
+        for what, ids in record.members.items():
+            names = ", ".join(map(str, ids))
+            self._print(f"round {record.round}: {_CHANGES[what]}: {names}")
         for item in record.errors:
             if item["error"] == TOO_LATE:
                 continue

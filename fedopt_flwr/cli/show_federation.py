@@ -24,7 +24,7 @@ class FederationDisplay(RunDisplay):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config.output.directory)
         self.roster = Roster(self.say)
-        self._num_clients = config.federation.num_clients
+        self._federation = config.federation
         self._ids_are_numbers = config.federation.client_ids == "numbers"
 
     def __enter__(self) -> Self:
@@ -40,10 +40,13 @@ class FederationDisplay(RunDisplay):
 
     def _presence(self) -> str:
         here = {i for i, client in self.roster.clients().items() if client.is_here}
-        text = f"{len(here)} of {self._num_clients} clients connected"
-        few = 0 < self._num_clients - len(here) <= _NAMED
+        needed = self._federation.clients_to_start
+        if self._federation.is_open:
+            return f"{len(here)} clients connected, {needed} start a run"
+        text = f"{len(here)} of {needed} clients connected"
+        few = 0 < needed - len(here) <= _NAMED
         if few and self._ids_are_numbers:
-            missing = [str(i) for i in range(self._num_clients) if i not in here]
+            missing = [str(i) for i in range(needed) if i not in here]
             text += f", missing {', '.join(missing)}"
         return text
 

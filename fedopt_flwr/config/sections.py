@@ -18,10 +18,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from ..errors import ConfigError
 from .text import plain, storable
 
 MAX_SEED = 2**63 - 1
 Count = Annotated[int, Field(ge=1, le=10**9)]
+MOST_IN_OPEN = 1024  # clients that an open federation has room for at the same time
 MAX_SECONDS = 10**7  # gRPC and locks overflow on much longer waits
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 Rate = Annotated[float, Field(ge=0)]
@@ -70,8 +72,32 @@ class AlgorithmSection(_Section):
 class Facts(_Section):
     """What a client has to know of its federation."""
 
-    num_clients: Count = 20  # N
+    num_clients: Count | Literal["open"] = 20  # N; open: clients come and leave as they like
     seed: int = Field(0, ge=0, le=MAX_SEED)
+
+    @property
+    def is_open(self) -> bool:
+        return self.num_clients == "open"
+
+    @field_validator("num_clients", mode="before")
+    @classmethod
+    def _number_or_open(cls, value: Any) -> Any:
+        if value == "open" or (type(value) is int and 1 <= value <= 10**9):
+            return value
+        raise ValueError(
+            f"federation.num_clients: got {value!r}; must be a whole number between 1 and "
+            f"{10**9}, or 'open' where clients may come and leave; change it, or leave it out for "
+            "the default, 20"
+        )
+
+    def fixed_number(self, who: str) -> int:
+        """Return N; ConfigError says that `who` must know it, where the federation is open."""
+        if self.num_clients == "open":
+            raise ConfigError(
+                f"federation.num_clients: got 'open'; {who} must know how many there are; give "
+                "their number, or use `fedopt server` and `fedopt client`"
+            )
+        return self.num_clients
 
 
 class FederationSection(Facts):
@@ -85,6 +111,10 @@ class FederationSection(Facts):
     buffers: Literal["average", "local"] = "average"
     local_parameters: tuple[str, ...] = Field((), strict=False)  # patterns of names; stay at home
     min_replies: Count = Field(1, validate_default=True)
+    # of open federations: clients that must be there before round 1 (None: S), and rounds without
+    # a client after which it has no part any more (None: it keeps its part)
+    min_clients: Count | None = None
+    forget_after: Count | None = None
     # for a round's replies, in s; auto (over gRPC): 20 times the slowest so far, at least 600
     round_timeout: float | Literal["auto", "none"] = "auto"
     start_timeout: Seconds = 600  # to wait for all clients before round 1
@@ -95,6 +125,18 @@ class FederationSection(Facts):
     def timeout_seconds(self) -> float | None:
         """What a user set for a round's replies; None for "auto" and "none"."""
         return None if isinstance(self.round_timeout, str) else self.round_timeout
+
+    @property
+    def clients_to_start(self) -> int:
+        """How many clients must be there before round 1."""
+        if self.num_clients == "open":
+            return self.min_clients or self.clients_per_round
+        return self.num_clients
+
+    @property
+    def most_clients(self) -> int:
+        """How many clients there can be at the same time."""
+        return MOST_IN_OPEN if self.num_clients == "open" else self.num_clients
 
     @property
     def num_asked(self) -> int:
@@ -111,7 +153,7 @@ class FederationSection(Facts):
                 "are those of all that were drawn; set it to 1, or the sampler to 'uniform'"
             )
         count, everyone = info.data.get("clients_per_round"), info.data.get("num_clients")
-        if count and everyone and math.ceil(round(factor * count, 9)) > everyone:
+        if count and isinstance(everyone, int) and math.ceil(round(factor * count, 9)) > everyone:
             raise ValueError(
                 f"federation.over_sample: got {factor}, so that more than num_clients ({everyone}) "
                 f"would be asked for {count} a round; must be between 1 and {everyone / count:.4g}"
@@ -134,10 +176,27 @@ class FederationSection(Facts):
     @classmethod
     def _within(cls, count: int, info: ValidationInfo) -> int:
         above = "clients_per_round" if info.field_name == "min_replies" else "num_clients"
-        if count > info.data.get(above, count):
+        most = info.data.get(above, count)
+        if isinstance(most, int) and count > most:
             raise ValueError(
                 f"federation.{info.field_name}: got {count}; must be between 1 and {above} "
-                f"({info.data[above]}); lower it or raise {above}"
+                f"({most}); lower it or raise {above}"
+            )
+        return count
+
+    @field_validator("min_clients", "forget_after")
+    @classmethod
+    def _of_open(cls, count: int | None, info: ValidationInfo) -> int | None:
+        everyone = info.data.get("num_clients", "open")
+        if count is not None and everyone != "open":
+            raise ValueError(
+                f"federation.{info.field_name}: got {count} beside num_clients = {everyone}; it is "
+                "for num_clients = 'open'; set that, or leave it out"
+            )
+        needed = info.data.get("min_replies", 1)
+        if info.field_name == "min_clients" and count is not None and count < needed:
+            raise ValueError(
+                f"federation.min_clients: got {count}; must be at least min_replies ({needed})"
             )
         return count
 

@@ -21,6 +21,11 @@ from .harness import (
 )
 
 
+def has_client_means(kind: Kind) -> bool:
+    """Return whether vectors of the server are means of what its clients keep."""
+    return bool(kind.client_means)
+
+
 def has_gradient_variates(kind: Kind) -> bool:
     """Return whether a rule's c_i are gradients; those of FA-NT are steps."""
     return keeps_control_variates(kind) and not issubclass(kind, FANT)
@@ -53,6 +58,24 @@ def check_control_variates_sum(kind: Kind) -> None:
         mean = shares @ torch.stack([state["control_variate"] for state in federation.states])
         require_close(mean, c, f"round {number}: Σ p_i c_i is", 1e-3)
         federation.round([number % 4, (number + 1) % 4][: 1 + number % 2])
+
+
+@check("what a server must know of its clients follows from their replies", has_client_means)
+def check_client_changes(kind: Kind) -> None:
+    federation, means = unlike_clients(build_rule(kind, **RATES), 2), kind.client_means or {}
+    shares = torch.tensor(list(federation.plan.importance.values()))
+    for asked in ([0, 1, 2, 3], [0, 3], [2, 1]):
+        server, states = federation.server, [dict(state) for state in federation.states]
+        federation.round(asked)
+        for vector, name in means.items():
+            for reply in federation.replies:
+                i = int(reply.client_id)
+                change = federation.now.client_changes(server, reply).get(name)
+                expected = states[i][name] if change is None else states[i][name] + change
+                text = f"client {i}'s {name!r}, moved by client_changes, is"
+                require_close(expected, federation.states[i][name], text)
+            mean = shares @ torch.stack([state[name] for state in federation.states])
+            require_close(federation.server[vector], mean, f"{vector!r}, in client_means, is", 1e-3)
 
 
 @check("control variates start at gradients", has_gradient_variates)

@@ -194,7 +194,7 @@ def _wrapped(
         with about(f"client {number}"):
             part = _wrapped_part(dataset, loading)
             clients.append(_with_holdout(part, section, facts, number))
-    if len(clients) != facts.num_clients:
+    if not facts.is_open and len(clients) != facts.num_clients:
         raise ConfigError(
             f"federation.num_clients: got {facts.num_clients}; client_data holds {len(clients)} "
             "data sets; make the two equal"
@@ -299,9 +299,8 @@ def _divided(source: Source, section: DataSection, facts: Facts) -> list[Part]:
             "to it; here the data must be divided among clients"
         )
     seed = derive(facts.seed, "partition")
-    rows = partition(
-        train.targets(), facts.num_clients, section.partition, seed=seed, natural=source.owners
-    )
+    count = facts.fixed_number("who divides data among clients")
+    rows = partition(train.targets(), count, section.partition, seed=seed, natural=source.owners)
     parts = [Part(train.share(torch.as_tensor(r))) for r in rows]
     return [_with_holdout(part, section, facts, i) for i, part in enumerate(parts)]
 

@@ -103,7 +103,8 @@ class ClientProcesses:
             raise ConfigError(
                 f"output.directory: cannot make {str(self._logs)!r}: {error}; name another folder"
             ) from error
-        shares = _shares(self.config.federation.num_clients, self.num_processes)
+        total = self.config.federation.fixed_number("who starts all clients")
+        shares = _shares(total, self.num_processes)
         for number, ids in enumerate(shares):
             process = subprocess.Popen(  # nosec B603  # this Python, the user's own arguments
                 self._command(ids, port),

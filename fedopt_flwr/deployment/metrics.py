@@ -149,7 +149,8 @@ class ServerMetrics(Collector):
         training = sum(client.state == "training" for client in clients.values())
         states.add_metric(["connected"], connected)
         states.add_metric(["training"], training)
-        states.add_metric(["missing"], self._config.federation.num_clients - connected)
+        missing = self._config.federation.clients_to_start - connected
+        states.add_metric(["missing"], max(0, missing))
         yield states
         for name, value in self._values.copy().items():
             yield GaugeMetricFamily(f"fedopt_{name}", _VALUES[name], value)

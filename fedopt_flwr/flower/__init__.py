@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from .client import FederatedClient, ModelPool
 from .instruction import Instruction
-from .state import STATE_LOST, ClientStates, ContextStates, DiskStates, MemoryStates
+from .state import BEGINS_ANEW, STATE_LOST, ClientStates, ContextStates, DiskStates, MemoryStates
 from .strategy import FederatedStrategy
 
 __all__ = [
+    "BEGINS_ANEW",
     "STATE_LOST",
     "ClientStates",
     "ContextStates",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from flwr.app import Context
@@ -35,8 +35,9 @@ class Client(FederatedClient):
     `loss(outputs, targets)` returns the mean over a batch, `metric(outputs, targets)` a number, or
     a dict of numbers, of the whole of `holdout`, or of `dataset` where that is not given. The id
     is `client_id`, else `client-id` or `partition-id` of the node config. What must outlive a
-    message lies in `context.state`, or with `state_dir` on disk. A rule of your own is known to the
-    client once a subclass names it as its `kind`.
+    message lies in `context.state`, or with `state_dir` on disk; where that is lost the client
+    fails, or with `state_lost="restart"` begins anew, where the federation is open. A rule of your
+    own is known to the client once a subclass names it as its `kind`.
     """
 
     kind: ClassVar[type[Algorithm] | None] = None
@@ -55,6 +56,7 @@ class Client(FederatedClient):
         loader_workers: int = 0,
         device: str | torch.device | None = None,
         state_dir: Path | str | None = None,
+        state_lost: Literal["fail", "restart"] = "fail",
     ) -> None:
         if self.kind is not None:
             register(self.kind)
@@ -71,6 +73,9 @@ class Client(FederatedClient):
         self._context = context
         self._local: tuple[str, ...] = ()
         self._state_dir = state_dir
+        if state_lost not in ("fail", "restart"):
+            raise ConfigError(f"state_lost: got {state_lost!r}; must be 'fail' or 'restart'")
+        self.restarts = state_lost == "restart"
         super().__init__(identity, data, pool, MemoryStates(), held)
 
     def prepare(self, instruction: Instruction) -> None:

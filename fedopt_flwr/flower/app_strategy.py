@@ -24,6 +24,7 @@ from ..training.flat_model import FlatModel, copied
 from ..training.metrics import Values, add_values
 from .instruction import Instruction, local_rate
 from .messages import Scalar, to_arrays
+from .open_federation import make_ledger
 from .strategy import FederatedStrategy
 
 Metrics = dict[str, Scalar]
@@ -39,7 +40,7 @@ class StrategyOptions(TypedDict, total=False):
     do the other two for `fraction_evaluate` of the clients, which evaluate the model on their data.
     """
 
-    num_clients: Required[int]  # N
+    num_clients: Required[int | Literal["open"]]  # N
     clients_per_round: Required[int]  # S
     num_rounds: Required[int]  # T
     seed: int
@@ -60,6 +61,8 @@ class StrategyOptions(TypedDict, total=False):
     local_learning_rate: float  # of those; the rule's client rate if not given
     min_replies: int  # with fewer a round moves nothing
     max_reply_norm: float  # L2, of each vector of a reply; one with a larger one fails
+    min_clients: int  # that start an "open" federation; None: clients_per_round
+    forget_after: int  # rounds that a client of an "open" one may be away; None: any number
     start_timeout: float  # s to wait for all clients
     round_timeout: float  # s for the start pass; none if not given (for rounds: ServerConfig's)
     threads: int  # intra-op threads of a client
@@ -119,6 +122,7 @@ class Strategy(FederatedStrategy):
             ),  # the user's apps hold them
             on_round=self._keep,
             on_start=lambda rule, plan: self._stopping.catch_up([]),
+            ledger=make_ledger(rule, None) if config.federation.is_open else None,
         )
 
     def _read_options(self, options: Mapping[str, Any]) -> RunConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
@@ -17,7 +18,7 @@ from torch import Tensor
 from ..algorithm import Algorithm, ClientId, ClientState
 from ..algorithms import ALGORITHMS
 from ..data import ClientData
-from ..errors import FedoptError, MessageError
+from ..errors import FedoptError, FedoptWarning, MessageError
 from ..own_code import described
 from ..problems import foreign_text, unknown_name
 from ..randomness import derive, kept
@@ -29,7 +30,7 @@ from .evaluations import HeldOut
 from .instruction import Instruction
 from .messages import NEVER, PREFIX, Scalar, decode, expected_arrays, repeated
 from .sizes import largest_instruction
-from .state import ClientStates
+from .state import BEGINS_ANEW, STATE_LOST, ClientStates
 
 _LOG = logging.getLogger("fedopt_flwr")
 
@@ -70,6 +71,7 @@ class FederatedClient(NumPyClient):
 
     largest_instruction: int | None = None  # bytes, of arrays for the model in use
     evaluates = True  # else it refuses to, and says so
+    restarts = False  # after its state was lost, where the federation is open
 
     def __init__(
         self,
@@ -97,6 +99,13 @@ class FederatedClient(NumPyClient):
             self.prepare(instruction)
         except FedoptError as error:
             return [], 0, {"error": foreign_text(error)}
+        if instruction.examples_before:
+            warnings.warn(
+                f"client {self.client_id}: counts with its {self.data.num_examples} examples from "
+                f"round {instruction.round} on; before it was {instruction.examples_before}",
+                FedoptWarning,
+                stacklevel=2,
+            )
         started = time.perf_counter()
         repeats = repeated(instruction.to_config())
         try:
@@ -213,13 +222,24 @@ class FederatedClient(NumPyClient):
         state |= {name: array.clone() for name, array in model.initial_local.items()}
         if state and instruction.state_version != NEVER:
             initial = state
-            state = dict(self._states.load(self.client_id, instruction.state_version))
+            state = dict(self._counted_state(instruction.state_version))
             if _layout(state) != _layout(initial):
                 raise MessageError(
                     f"client {self.client_id}: its state of round {instruction.state_version} "
                     f"holds {_layout(state)}; expected {_layout(initial)}"
                 )
         return {name: array.to(model.device) for name, array in state.items()}
+
+    def _counted_state(self, version: int) -> ClientState:
+        try:
+            return self._states.load(self.client_id, version)
+        except MessageError as error:
+            if not self.restarts or STATE_LOST not in str(error):
+                raise
+            raise MessageError(
+                f"client {self.client_id}: {STATE_LOST} of round {version}; {BEGINS_ANEW} in the "
+                "next round where the server has federation.num_clients = 'open'"
+            ) from error
 
     def _save(self, instruction: Instruction, state: ClientState) -> None:
         # pruned first and always: replies of a slow client may never count, and states pile up

@@ -88,6 +88,7 @@ class Instruction(_Checked):
     algorithm: _Name = ""
     hyperparameters: _Table = "{}"
     arrays: _Names = ""  # in the order in which they travel
+    examples_before: _Number = 0  # with which the client counted, where that has just changed
     state_version: _Version = NEVER  # the round whose client state counts
     oldest_version: _Version = NEVER  # on which the oldest of the server's checkpoints counts
     # on which those since then count, joined by ","

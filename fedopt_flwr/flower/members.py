@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -30,7 +30,7 @@ class Members:
     """Connections by client id. Each connection is asked once for its id and example count.
 
     `known` are all clients of a run that is resumed, with the examples that they had: no other may
-    join, and none with another number.
+    join, and none with another number, unless the federation is open.
     """
 
     def __init__(
@@ -53,27 +53,35 @@ class Members:
         self.num_examples: dict[ClientId, int] = dict(known)
         self.ids: list[ClientId] = list(known)  # all N, in the order of `sorted_ids`
 
-    def discover(self, manager: ClientManager) -> None:
-        """Wait until N clients are connected; ask who they are. RunError names the missing.
+    @property
+    def here(self) -> list[ClientId]:
+        """Who is connected, in the order of `sorted_ids`."""
+        return sorted_ids(list(self._proxies))
 
-        A run that is resumed continues without those that have not come within `start_timeout`, if
-        `min_replies` are there.
+    def discover(
+        self, manager: ClientManager, expected: Collection[ClientId] | None = None
+    ) -> None:
+        """Wait until N clients are connected (`min_clients` of an open federation); ask who they
+        are. RunError names the missing.
+
+        A run that is resumed waits for those `expected` (all), and continues without them after
+        `start_timeout` if `min_replies` are there.
         """
         if self._known:
-            self._find_again(manager)
+            self._find_again(manager, self.ids if expected is None else expected)
             return
-        self.gather(manager, "num_clients")
-        self.ids = sorted_ids(list(self._proxies))
+        self.gather(manager, "min_clients" if self._federation.is_open else "num_clients")
+        self.ids = self.here
 
-    def _find_again(self, manager: ClientManager) -> None:
+    def _find_again(self, manager: ClientManager, expected: Collection[ClientId]) -> None:
         federation = self._federation
         deadline = time.monotonic() + federation.start_timeout
         self.refresh(manager)
-        while len(self._proxies) < len(self.ids) and time.monotonic() < deadline:
+        while not self._proxies.keys() >= set(expected) and time.monotonic() < deadline:
             self._while_waiting()
             time.sleep(_POLL_SECONDS)
             self.refresh(manager)
-        missing = ", ".join(str(i) for i in self.ids if i not in self._proxies)
+        missing = ", ".join(str(i) for i in expected if i not in self._proxies)
         here = f"{len(self._proxies)} of the run's {len(self.ids)} clients"
         if len(self._proxies) < federation.min_replies:
             raise RunError(
@@ -88,10 +96,16 @@ class Members:
             )
             warnings.warn(text, FedoptWarning, stacklevel=2)
 
-    def gather(self, manager: ClientManager, field: Literal["num_clients", "min_replies"]) -> None:
+    def gather(
+        self,
+        manager: ClientManager,
+        field: Literal["num_clients", "min_clients", "min_replies"],
+    ) -> None:
         """Wait until as many clients as this field says are connected and have said who they are;
         RunError names it."""
-        needed: int = getattr(self._federation, field)
+        federation = self._federation
+        is_round = field == "min_replies"
+        needed = federation.min_replies if is_round else federation.clients_to_start
         timeout = self._federation.start_timeout
         deadline = time.monotonic() + timeout
         while not self._are_here(manager, needed):
@@ -170,7 +184,7 @@ class Members:
                 "limits.examples on the server"
             )
         before = self._known.get(client_id, count)
-        if count != before:
+        if count != before and not self._federation.is_open:
             raise RunError(
                 f"client {client_id} holds {count} examples and held {before} when the checkpoint "
                 "was made; give it the same data, or start a new run"

@@ -24,6 +24,7 @@ from ..errors import MessageError
 from ..files import read_sealed, remove, remove_rests, replacing, sealed
 
 STATE_LOST = "the client lost its state"  # in the error of such a client
+BEGINS_ANEW = "it begins anew"  # beside that, of a client that is to do so in open federations
 _NAME = re.compile(r"round-(0|[1-9][0-9]*)\.safetensors")
 
 

@@ -14,11 +14,12 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 from torch import Tensor
 
-from ..algorithm import Algorithm, ClientId, Plan, ServerState
+from ..algorithm import Algorithm, ClientId, Plan, Reply, ServerState
 from ..config.run_config import RunConfig
 from ..errors import RunError
-from ..rounds.participation import Participation, make_plan, warn_of_one_weight
+from ..rounds.participation import CLUSTERS, Participation, make_plan, warn_of_one_weight
 from ..rounds.record import NOT_COUNTED, NOT_FINITE, TOO_LATE, RoundRecord, Snapshot, Upload
+from ..rounds.sampling import sorted_ids
 from ..rounds.schedules import changed_numbers, scheduled, warn_of_idle_schedule
 from ..rounds.soundness import Before, refuse_above, spoilt, take_back
 from ..training.diagnostics import Diagnosis
@@ -37,6 +38,7 @@ from .messages import (
     expected_arrays,
     to_arrays,
 )
+from .open_federation import Ledger, OpenFederation, warn_of_theory
 from .replies import accept
 from .wrappers import refuse_privacy_wrappers
 
@@ -52,7 +54,7 @@ class FederatedStrategy(Strategy):
     plan, `on_round` every finished record; `while_waiting` is called while clients are missing and
     may raise to give up. With `in_memory` arrays go to clients of this process as they are. `known`
     are the run's clients and their numbers of examples, where it is resumed and they may come one
-    by one.
+    by one. With a `ledger` clients of an open federation may come and leave.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class FederatedStrategy(Strategy):
         in_memory: bool = False,
         resume: Snapshot | None = None,
         known: Mapping[ClientId, int] | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.rule = rule
         self._rule_of_round = rule  # with the step sizes of the current round
@@ -83,6 +86,11 @@ class FederatedStrategy(Strategy):
         self._in_memory = in_memory
         self._resume = resume
         self.members = Members(config, while_waiting, known or {})
+        self._known = dict(known or {})
+        self._ledger = ledger
+        seen = resume.seen if resume else {}
+        is_open = config.federation.is_open
+        self._open = OpenFederation(config.federation, seen) if is_open else None
         self._buffers: dict[str, Tensor] = dict(resume.buffers if resume else {})
         self._averages_buffers = config.federation.buffers == "average" and model.has_buffers
         self.versions: dict[ClientId, int] = dict(resume.versions if resume else {})
@@ -111,7 +119,15 @@ class FederatedStrategy(Strategy):
     def confirm_checkpoint(self) -> None:
         """Let clients drop the states on which only the checkpoint counts that this one pushed
         out of the last `output.keep`."""
+        oldest = self._kept_versions[0] if self._kept_versions else {}
         self._kept_versions.append(dict(self.versions))
+        if self._ledger is not None:
+            for i in oldest.keys() - self.state.plan.num_examples.keys():
+                self._ledger.forget(i, self._kept(i))
+
+    def _kept(self, client_id: ClientId) -> list[int]:
+        """Versions of a client's state on which checkpoints count, the oldest first."""
+        return [versions.get(client_id, NEVER) for versions in self._kept_versions]
 
     def extra_config(self, round_number: int) -> dict[str, Scalar]:
         """Return what clients find in their config beside the instruction; for subclasses."""
@@ -131,17 +147,22 @@ class FederatedStrategy(Strategy):
             buffers=self._buffers,
             versions=dict(self.versions),
             earlier=list(self._kept_versions),
+            seen=self._open.seen if self._open else {},
         )
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Find all clients, fix the plan, run the start pass; called once, before round 1."""
         refuse_privacy_wrappers()
         if not self.members.ids or self._rounds_before < self._config.federation.num_rounds:
-            self.members.discover(client_manager)  # else a run lacks its results alone
-        sizes = {i: self.members.num_examples[i] for i in self.members.ids}
+            lately = self._open.present(self.members.ids) if self._open else self.members.ids
+            self.members.discover(client_manager, lately)  # else a run lacks its results alone
+        # those of a run that is resumed are what it counted on: others count from a round on
+        sizes = {i: self.members.num_examples[i] for i in self.members.ids} | self._known
         plan = make_plan(self.rule, self._config, sizes)
         warn_of_one_weight(plan)
         warn_of_idle_schedule(self.rule, self._config.schedule)
+        if self._open is not None:
+            warn_of_theory(self.rule)
         self.rule = self.rule.resolve(plan)
         self._rule_of_round = self.rule
         self._participation = Participation(self.rule, self._config.federation, plan)
@@ -170,17 +191,67 @@ class FederatedStrategy(Strategy):
             error = "client {client}: {error}".format(**self.record.errors[0])
             raise RunError(f"round 0: no client finished the start pass; {error}")
         self.asked = list(self.members.ids)
+        self._begin_terms(uploads, 0)
         state = self.rule.server_start(self.state, self._participation.weigh(uploads))
         self._move(state, self._buffers, uploads)
 
+    def _begin_terms(self, uploads: Mapping[ClientId, Upload], number: int) -> None:
+        if self._ledger is not None:
+            for client_id, upload in uploads.items():
+                self._ledger.begin(client_id, number, upload)
+
+    def _move_terms(self, replies: Sequence[Reply]) -> None:
+        if self._ledger is not None:
+            for r in replies:
+                i, version = r.client_id, self.versions.get(r.client_id, NEVER)
+                changes = self._rule_of_round.client_changes(self.state, r)
+                kept = {version, *self._kept(i)}
+                self._ledger.add(changes, self.state, i, version, self.record.round, kept)
+
+    def _renew_members(self) -> None:
+        """Before a round of an open federation: take in who came, let go who is gone, and form the
+        means anew if anything changed. A new client's start pass is of the round before."""
+        if self._open is None:
+            return
+        number, before = self.record.round, self.state.plan
+        self.record.members = changes = self._open.changes(number, self.members, before)
+        if not changes:
+            return
+        gone, new = changes.get("forgotten", []), changes.get("joined", [])
+        anew = changes.get("restarted", [])
+        self.versions = {i: v for i, v in self.versions.items() if i not in {*gone, *anew}}
+        self.members.ids = sorted_ids([*({*before.num_examples} - {*gone}), *new])
+        sizes = {i: self.members.num_examples[i] for i in self.members.ids}
+        plan = make_plan(self.rule, self._config, sizes)
+        warn_of_one_weight(plan)
+        self._participation.renew(plan)
+        vectors = {n: v for n, v in self.state.vectors.items() if n != CLUSTERS}
+        self.state = ServerState(plan, vectors)
+        if self._ledger is None:
+            return
+        for i in gone:
+            self._ledger.forget(i, self._kept(i))
+        if self.rule.start_names:
+            self._rule_of_round = self.rule
+            uploads = self._ask_now("start", [*new, *anew], self.rule.start_names, number - 1)
+            self._begin_terms(uploads, number - 1)
+            self.versions |= dict.fromkeys(uploads, number - 1)
+        self.state = self.state.replace(**self._ledger.means(self.state, self.versions))
+
     def _ask_now(
-        self, phase: Phase, ids: Sequence[ClientId], names: tuple[str, ...]
+        self,
+        phase: Phase,
+        ids: Sequence[ClientId],
+        names: tuple[str, ...],
+        number: int | None = None,
     ) -> dict[ClientId, Upload]:
-        """Ask these clients outside of Flower's loop, all at once, and return what is usable."""
+        """Ask these clients outside of Flower's loop, all at once, and return what is usable; the
+        round is the current one unless another is given."""
         self.asked = list(ids)
-        answers = self._ask(self._instruct(phase, ids, {"model": self.state["model"]}))
+        vectors = {"model": self.state["model"]}
+        answers = self._ask(self._instruct(phase, ids, vectors, number))
         expected = expected_arrays(names, self.model, with_buffers=False)
-        asked_for = self._asked_for(phase)
+        asked_for = self._asked_for(phase, number)
         uploads = accept(ids, answers, dict.fromkeys(ids, expected), self.record, asked_for)
         limit = self._config.federation.max_reply_norm
         return refuse_above(limit, uploads, self.record, phase)
@@ -200,6 +271,7 @@ class FederatedStrategy(Strategy):
     ) -> list[tuple[ClientProxy, FitIns]]:
         self._begin_round(server_round + self._rounds_before)
         self.members.gather(client_manager, "min_replies")
+        self._renew_members()
         self.members.await_free(self._config.federation.min_replies)
         number = self.record.round
         rule = self.rule.at_round(self.state, number)
@@ -216,7 +288,11 @@ class FederatedStrategy(Strategy):
         return self._instruct("train", ids, self._rule_of_round.broadcast(self.state))
 
     def _instruct(
-        self, phase: Phase, ids: Sequence[ClientId], arrays: dict[str, Tensor]
+        self,
+        phase: Phase,
+        ids: Sequence[ClientId],
+        arrays: dict[str, Tensor],
+        number: int | None = None,
     ) -> list[tuple[ClientProxy, FitIns]]:
         if self._averages_buffers and arrays:
             arrays = {**arrays, **self._buffers}
@@ -225,7 +301,7 @@ class FederatedStrategy(Strategy):
         self.record.downlink_vectors += len(ids) * sum(not is_buffer_name(n) for n in arrays)
         changes: dict[str, Scalar] = {
             "phase": phase,
-            "round": self.record.round,
+            "round": self.record.round if number is None else number,
             "algorithm": self.rule.name,
             "arrays": names,
         }
@@ -235,11 +311,12 @@ class FederatedStrategy(Strategy):
         instructions = []
         for client_id in ids:
             version = self.versions.get(client_id, NEVER)
-            kept = [versions.get(client_id, NEVER) for versions in self._kept_versions]
+            kept = self._kept(client_id)
             # who evaluates may have no place in the round
             rule = self._rule_of_round if phase == "evaluate" else self._rule_of(client_id)
             own = changes | {
                 "hyperparameters": rule.model_dump_json(),
+                "examples_before": self._open.counted_before(client_id) if self._open else 0,
                 "state_version": version,
                 "oldest_version": kept[0] if kept else version,
                 "middle_versions": ",".join(map(str, kept[1:])),
@@ -277,6 +354,7 @@ class FederatedStrategy(Strategy):
             self._finish_round({})
             return self._flower_parameters(), {}
         replies = self._participation.weigh(uploads)
+        self._move_terms(replies)
         state = self._rule_of_round.server_update(self.state, replies)
         buffers = self._buffers
         if average:
@@ -318,8 +396,9 @@ class FederatedStrategy(Strategy):
         self.write_to_model()
         take_back(self.record, uploads, len(self.asked), why)
 
-    def _asked_for(self, phase: Phase) -> dict[str, Scalar]:
-        return {"run": self._template.run, "round": self.record.round, "phase": phase}
+    def _asked_for(self, phase: Phase, number: int | None = None) -> dict[str, Scalar]:
+        number = self.record.round if number is None else number
+        return {"run": self._template.run, "round": number, "phase": phase}
 
     def _rule_of(self, client_id: ClientId) -> Algorithm:
         return self._rule_of_round.for_client(self._participation.rank(client_id))
@@ -335,6 +414,8 @@ class FederatedStrategy(Strategy):
         return answers | {self.members.id_of(proxy): result for proxy, result in named}
 
     def _begin_round(self, number: int) -> None:
+        if self._open is not None:
+            self._open.hear(self.record)
         self.record = RoundRecord(number)
         self._started = time.perf_counter()
 

@@ -40,7 +40,7 @@ def make_plan(rule: Algorithm, config: RunConfig, num_examples: Mapping[ClientId
         for i, n in num_examples.items()
     }
     return Plan(
-        num_clients=federation.num_clients,
+        num_clients=len(num_examples),
         clients_per_round=federation.clients_per_round,
         num_rounds=federation.num_rounds,
         num_examples=num_examples,
@@ -69,12 +69,9 @@ class Participation:
 
     def __init__(self, rule: Algorithm, federation: FederationSection, plan: Plan) -> None:
         self._federation = federation
-        self._plan = plan
         self._unbiased = rule.unbiased_weights
-        self._ids = list(plan.num_examples)
-        by_examples = (federation.weighting or rule.weighting) == "examples"
-        self._shares = {i: n if by_examples else 1 for i, n in plan.num_examples.items()}
-        self.choose_all()
+        self._by_examples = (federation.weighting or rule.weighting) == "examples"
+        self.renew(plan)
         if federation.sampler == "clustered" and federation.warmup_rounds >= plan.num_rounds:
             warnings.warn(
                 f"federation.warmup_rounds: got {federation.warmup_rounds} of {plan.num_rounds} "
@@ -83,6 +80,13 @@ class Participation:
                 FedoptWarning,
                 stacklevel=2,
             )
+
+    def renew(self, plan: Plan) -> None:
+        """Draw from the clients of this plan from now on, with its weights."""
+        self._plan = plan
+        self._ids = list(plan.num_examples)
+        self._shares = {i: n if self._by_examples else 1 for i, n in plan.num_examples.items()}
+        self.choose_all()
 
     def choose_all(self) -> list[ClientId]:
         """Choose all N, each once, and return them."""

@@ -23,6 +23,8 @@ class Snapshot:
     buffers: Mapping[str, Tensor]
     versions: Mapping[ClientId, int]  # round of each client's last counted reply
     earlier: Sequence[Mapping[ClientId, int]] = ()  # those of the checkpoints kept before, in order
+    # of an open federation: the last round before which each known client was there
+    seen: Mapping[ClientId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class RoundRecord:
     seconds: float = 0.0  # from the choice of clients to the new model, without the evaluation
     client_seconds: float | None = None  # mean local work of a counted client
     chosen: dict[str, float] = field(default_factory=dict)  # step sizes of this round alone
+    # of an open federation, before the round: joined, forgotten, resized, restarted
+    members: dict[str, list[ClientId]] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)  # client, phase, error
 
     def to_dict(self) -> dict[str, Any]:

@@ -62,6 +62,7 @@ class _Text(BaseModel):
     round: int = Field(ge=0)
     versions: _Versions
     earlier: list[_Versions]
+    seen: _Versions = []
     clients_keep_state: bool
     initial_loss: float | None
     origin: Origin
@@ -183,6 +184,7 @@ def _text_of(checkpoint: Checkpoint) -> dict[str, Any]:
         "round": server.round,
         "versions": list(server.versions.items()),
         "earlier": [list(versions.items()) for versions in server.earlier],
+        "seen": list(server.seen.items()),
         "clients_keep_state": checkpoint.clients_keep_state,
         "initial_loss": checkpoint.initial_loss,
         "origin": asdict(checkpoint.origin),
@@ -201,10 +203,16 @@ def _checkpoint(text: _Text, arrays: Mapping[str, Tensor]) -> Checkpoint:
         client_id, name = from_json(key)
         states.setdefault(client_id, {})[name] = array
     best = groups.pop("best")
-    versions = dict(text.versions)
-    earlier = [dict(pairs) for pairs in text.earlier]
     return Checkpoint(
-        server=Snapshot(text.run, text.round, versions=versions, earlier=earlier, **groups),
+        server=Snapshot(
+            text.run,
+            text.round,
+            groups["vectors"],
+            groups["buffers"],
+            versions=dict(text.versions),
+            earlier=[dict(pairs) for pairs in text.earlier],
+            seen=dict(text.seen),
+        ),
         client_states=states,
         clients_keep_state=text.clients_keep_state,
         initial_loss=text.initial_loss,

@@ -85,7 +85,7 @@ def serve_on_grid(
         run_on_grid(
             run.strategy,
             grid,
-            num_clients=config.federation.num_clients,
+            num_clients=config.federation.most_clients,
             num_rounds=run.num_rounds,
             round_timeout=config.federation.timeout_seconds,
             threads=config.training.threads,
@@ -97,7 +97,8 @@ def client_of_node(config: RunConfig, context: Any) -> HostedClient:
     """Return the client that a node is.
 
     Its id is `client-id` of the node config, else `partition-id`, which simulations give. Its state
-    lies in `context.state`, or with `state-dir` in the node config on disk.
+    lies in `context.state`, or with `state-dir` in the node config on disk; where that is lost it
+    fails, or with `state-lost = "restart"` begins anew in open federations.
     """
     node = context.node_config
     named = node.get("client-id", node.get("partition-id"))
@@ -112,9 +113,10 @@ def client_of_node(config: RunConfig, context: Any) -> HostedClient:
         partial(ContextStates, context.state) if directory is None else states_in(Path(directory))
     )
     simulated = "client-id" not in node
-    ids = tuple(range(config.federation.num_clients)) if simulated else (client_id,)
+    number = config.federation.fixed_number("a simulation") if simulated else 0
+    ids = tuple(range(number)) if simulated else (client_id,)
     host = _host(json.dumps(config.to_dict()), config.import_folders[0], ids)
-    return HostedClient(client_id, host, states)
+    return HostedClient(client_id, host, states, restarts=node.get("state-lost") == "restart")
 
 
 @lru_cache(maxsize=1)
@@ -143,7 +145,7 @@ def simulate_on_ray(
         main,
         partial(client_of_node, own),
         on_crash=crashed.set,
-        num_clients=config.federation.num_clients,
+        num_clients=config.federation.fixed_number("a simulation"),
         cpus_per_client=cpus_per_client,
         gpus_per_client=gpus_per_client,
     )

@@ -63,6 +63,8 @@ class ClientHost:
         """Return a client's data; all clients' data is loaded at once when one first asks."""
         config = self._config
         known = config.federation.model_dump(include={"num_clients", "seed"})
+        if facts.get("num_clients") == "open":  # then this client's own number divides its data
+            facts = {**facts, "num_clients": known["num_clients"]}
         try:
             wanted = Facts(**{**known, **facts})
         except ValidationError as error:
@@ -156,9 +158,11 @@ class HostedClient(FederatedClient):
         states: Callable[[str], ClientStates],
         *,
         evaluates: bool = True,
+        restarts: bool = False,
     ) -> None:
         self.client_id = client_id
         self.evaluates = evaluates
+        self.restarts = restarts
         self._host = host
         self._states_of = states
         self._facts: dict[str, Scalar] = {}
@@ -204,19 +208,20 @@ def serve_clients(
     connections: Connections,
     *,
     evaluate: bool = True,
+    restart: bool = False,
 ) -> list[FedoptError]:
     """Run one stream for each client until the server sends all home; return what ended others.
 
-    With `evaluate` false they evaluate nothing for the server, and say so when they are asked.
+    With `evaluate` false they evaluate nothing for the server, and say so when they are asked. With
+    `restart` those that have lost their state begin anew, where the federation is open.
     SIGTERM and Ctrl-C leave at once: what is being trained is not waited for.
     """
     keep_freed_memory()
     host = ClientHost(config, client_ids)
     states = states_in(state)
-    streams = [
-        StreamClient(i, HostedClient(i, host, states, evaluates=evaluate), server, say, connections)
-        for i in client_ids
-    ]
+    options = {"evaluates": evaluate, "restarts": restart}
+    clients = {i: HostedClient(i, host, states, **options) for i in client_ids}
+    streams = [StreamClient(i, own, server, say, connections) for i, own in clients.items()]
     errors: list[FedoptError] = []
 
     def run(stream: StreamClient) -> None:

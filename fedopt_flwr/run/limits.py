@@ -24,7 +24,7 @@ _BYTES_PER_POSITION = 24  # of an example in the round's order, while batches ar
 
 def require_clients(config: RunConfig, facts: Facts) -> None:
     """Raise MessageError for more clients than data can be divided among in good time."""
-    if config.data.partition.kind != "whole":
+    if config.data.partition.kind != "whole" and facts.num_clients != "open":
         _require("num_clients", facts.num_clients, MAX_IDS, "set data.partition.kind = 'whole'")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import ConfigError, RunError
-from ..flower import STATE_LOST
+from ..flower import BEGINS_ANEW, STATE_LOST
 from ..problems import unknown_name
 from ..rounds.record import RoundRecord
 from ..training.metrics import METRICS
@@ -57,11 +57,11 @@ def _require_what_stops(experiment: Experiment) -> None:
 def _require_evaluators(experiment: Experiment) -> None:
     """Raise ConfigError where clients cannot evaluate as they are asked to."""
     config = experiment.config
-    section, everyone = config.evaluation, config.federation.num_clients
+    section, everyone = config.evaluation, config.federation.most_clients
     if section.clients != "all" and section.clients > everyone:
         raise ConfigError(
             f"evaluation.clients: got {section.clients}; must be 'all' or between 1 and "
-            f"federation.num_clients ({everyone})"
+            f"federation.num_clients ({config.federation.num_clients})"
         )
     data = experiment.data
     if section.on_clients and data.clients and not any(data.holdouts):
@@ -75,6 +75,7 @@ def require_states(record: RoundRecord) -> None:
     """End a run that nobody can continue, before a checkpoint takes the good one's place."""
     errors = [error for error in record.errors if error["phase"] != "evaluate"]
     lost = [error for error in errors if STATE_LOST in str(error["error"])]
+    lost = [error for error in lost if BEGINS_ANEW not in str(error["error"])]
     if lost and len(lost) == record.num_asked:
         raise RunError(
             f"--resume: round {record.round}: {lost[0]['error']}; start the clients with the "

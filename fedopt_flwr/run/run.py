@@ -15,6 +15,7 @@ from torch import Tensor
 from ..algorithm import Algorithm, ClientId, Plan
 from ..errors import EndOfRun, FedoptError, FedoptWarning, RunError
 from ..flower import FederatedStrategy
+from ..flower.open_federation import Ledger, make_ledger
 from ..own_code import described, is_import_path
 from ..rounds.record import RoundRecord
 from ..rounds.stopping import Stopping
@@ -95,12 +96,12 @@ class Run:
         self._best = dict(checkpoint.best) if checkpoint else {}  # model, by stop.metric
         # on the test data; round 0 holds it where it is
         self._initial_loss = checkpoint.initial_loss if checkpoint else None
-        self.num_rounds = config.federation.num_rounds  # still to do
+        done = checkpoint.server.round if checkpoint else 0
+        self.num_rounds = config.federation.num_rounds - done  # still to do
         self._checkpoint = checkpoint  # that the run continues from
         if checkpoint:
             with self._naming_own_rule():
                 require_same(experiment, checkpoint)
-            self.num_rounds -= checkpoint.server.round
         # of the code as it was imported, not as it is when a checkpoint is due
         self._origin = experiment.origin if checkpoint or config.output.checkpoint_every else None
         self.strategy = FederatedStrategy(
@@ -115,9 +116,24 @@ class Run:
             while_waiting=while_waiting,
             in_memory=client_state is not None,
             resume=checkpoint.server if checkpoint else None,
-            # clients of this process are all here, and `_start` compares them
-            known=dict(checkpoint.origin.num_examples) if checkpoint and not client_state else None,
+            known=self._known_clients(),
+            ledger=self._make_ledger(),
         )
+
+    def _known_clients(self) -> dict[ClientId, int] | None:
+        """Return the clients of a run that is resumed, with their numbers of examples; those of
+        this process are all here, and `_start` compares them."""
+        if self._checkpoint is None or self._client_state is not None:
+            return None
+        return dict(self._checkpoint.origin.num_examples)
+
+    def _make_ledger(self) -> Ledger | None:
+        """Return what an open federation needs where clients are other processes: those of this
+        one are all here."""
+        config = self._experiment.config
+        if not config.federation.is_open or self._client_state is not None:
+            return None
+        return make_ledger(self._experiment.rule, config.output.directory)
 
     def _start(self, rule: Algorithm, plan: Plan) -> None:
         if self._checkpoint is not None:
@@ -283,7 +299,8 @@ class Run:
         if federation.sampler != "clustered":
             return None
         rounds = [record for record in self._records if record.round]
-        everyone = takewhile(lambda r: r.num_asked == federation.num_clients, rounds)
+        number = len(self.strategy.state.plan.num_examples)
+        everyone = takewhile(lambda r: r.num_asked == number, rounds)
         return len(list(everyone))
 
     def _final_evaluation(self) -> dict[str, Any]:
@@ -308,7 +325,7 @@ class Run:
         name = self.strategy.rule.name
         directory.write_results(result.summary, result.model.state_dict())
         title = (
-            f"{config.data.name}, {config.model.name}: {config.federation.num_clients} clients, "
+            f"{config.data.name}, {config.model.name}: {len(self.strategy.members.ids)} clients, "
             f"{config.federation.clients_per_round} a round"
         )
         try:

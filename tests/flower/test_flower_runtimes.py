@@ -8,9 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import tomllib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,8 @@ from fedopt_flwr.run.flower_apps import _PLACES, client_of_node, read_run_config
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 DEFAULTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+# of a whole run: Flower starts a Python for each message, seconds of one core with torch in it
+RUN_SECONDS = 480.0
 RULES = ("fedavg", "scaffold_m", "padamfed", "fadamgc", "mb_storm")  # unlike in what travels
 
 
@@ -166,8 +168,12 @@ class SuperLink:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=RUN_SECONDS,
         )
+
+    def logs(self) -> str:
+        logs = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
 
     def start_node(self, number: int) -> None:
         config, port = f'client-id={number} state-dir="{self.folder / "state"}"', free_port()
@@ -244,15 +250,20 @@ def test_a_supernode_restarted_between_rounds_goes_on_from_its_disk(superlink: S
         checkpoint_every = 1
         """
     )
-    running = threading.Thread(target=superlink.run, args=(f'config-file="{config}"',))
-    running.start()
-    wait_until(
-        lambda: (folder / "rounds.jsonl").exists() and len(read_records(folder)) >= 2,
-        lambda: "round 1",
-    )
-    superlink.stop_node(1)
-    superlink.start_node(1)
-    running.join(240)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(superlink.run, f'config-file="{config}"')
+        wait_until(
+            lambda: (
+                running.done()
+                or ((folder / "rounds.jsonl").exists() and len(read_records(folder)) >= 2)
+            ),
+            superlink.logs,
+            RUN_SECONDS,
+        )
+        assert not running.done(), running.result().stdout + superlink.logs()
+        superlink.stop_node(1)
+        superlink.start_node(1)
+        running.result()
     records = read_records(folder)
     assert [r["round"] for r in records] == [0, 1, 2, 3, 4]
     assert records[-1]["clients"] == [0, 1, 2]

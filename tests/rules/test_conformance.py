@@ -248,6 +248,20 @@ class DualOfEveryReplyAlike(FedDyn):
         return super().server_update(state, alike)
 
 
+class DualFollowedTheOtherWay(FedDyn):
+    def client_changes(self, state, reply):
+        return {"local_dual": -super().client_changes(state, reply)["local_dual"]}
+
+
+class StepsFollowedWithoutTheirCorrection(FANT):
+    def client_changes(self, state, reply):
+        without = state.replace(control_variate=0 * state["control_variate"])
+        return super().client_changes(without, reply)
+
+    def server_update(self, state, replies):
+        return FANT(**self.model_dump()).server_update(state, replies)
+
+
 class PolyakStepOfTheGradientsNorm(FedSPS):
     def client_update(self, received, client_state, objective):
         y = received["model"].clone()
@@ -429,6 +443,10 @@ class OldGradientUncorrected(FedMoS):
 MUTANTS = {
     ExtrapolationHalvedTwice: "the server's step is the disagreement of movements",
     DualOfEveryReplyAlike: "h is Σ p_i h_i whoever takes part",
+    DualFollowedTheOtherWay: "what a server must know of its clients follows from their replies",
+    StepsFollowedWithoutTheirCorrection: (
+        "what a server must know of its clients follows from their replies"
+    ),
     PolyakStepOfTheGradientsNorm: "clients step by what the loss allows",
     StepThatForgetsHowItGrew: "clients step by how fast their gradient changes",
     MomentumOfTheMovement: "momentum follows the gradients at the server's model",

@@ -156,7 +156,8 @@ class Desk(SimpleClientManager):
 
     def _require_place(self, claim: Claim) -> None:
         client_id, who = claim.client_id, f"client {claim.client_id}"
-        count, kind = self._federation.num_clients, self._federation.client_ids
+        count, kind = self._federation.most_clients, self._federation.client_ids
+        is_open = self._federation.is_open
         if self.finished:
             self._waiting.pop(claim.who, None)
             raise Refused(RUN_IS_OVER, "the run is over")
@@ -166,10 +167,10 @@ class Desk(SimpleClientManager):
             self._note_waiting(claim.who)
             reason = f"{who}: ids are {kind} in this federation (federation.client_ids)"
             raise Refused(_NO_SUCH_KIND, reason)
-        if isinstance(client_id, int) and client_id >= count:
+        if isinstance(client_id, int) and client_id >= count and not is_open:
             reason = f"{who}: must be between 0 and {count - 1}; the run has {count}"
             raise Refused(grpc.StatusCode.OUT_OF_RANGE, reason)
-        if self._members.ids and client_id not in self._members.ids:
+        if self._members.ids and client_id not in self._members.ids and not is_open:
             details = f"with {self._members.ids}"
             reason = f"{who}: the run began without it"
             raise Refused(grpc.StatusCode.OUT_OF_RANGE, reason, details)

@@ -83,7 +83,7 @@ def run_on_streams(
         try:
             with quiet(), intra_op_threads(config.training.threads):
                 on_listening(port)
-                with _ClosingServer(desk, strategy, config.federation.num_clients) as loop:
+                with _ClosingServer(desk, strategy, config.federation.most_clients) as loop:
                     loop.fit(num_rounds, config.federation.timeout_seconds)
                     desk.dismiss(awaits_all=num_rounds == 0)
         finally:
@@ -158,7 +158,7 @@ def _listen(
     tls: ServerTls | None,
     largest: int,
 ) -> tuple[grpc.Server, int]:
-    streams = config.federation.num_clients + _SPARE_STREAMS
+    streams = config.federation.most_clients + _SPARE_STREAMS
     options = [
         *channel_options(config.transport.keep_alive_seconds, largest),
         # strangers must not use up the files that this process may open

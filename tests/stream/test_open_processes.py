@@ -1,0 +1,145 @@
+"""Open federations of real processes: clients come late, leave for good, come back changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import (
+    Process,
+    Processes,
+    free_port,
+    start_client,
+    start_server,
+    wait_until,
+    write_config,
+)
+
+from fedopt_flwr.flower import DiskStates
+from fedopt_flwr.run.checkpoints import read_checkpoint
+
+OPEN: dict[str, Any] = {"num_clients": "open", "forget_after": 3}
+CLIENT = """
+[federation]
+num_clients = 10  # of the digits each client takes its part
+
+[model]
+name = "slow_model:make"
+
+[training]
+device = "cpu"
+"""
+
+
+def records_of(run: Path) -> list[dict[str, Any]]:
+    rounds = run / "rounds.jsonl"
+    lines = rounds.read_text().splitlines() if rounds.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def await_round(run: Path, number: int, server: Process) -> None:
+    def is_over() -> bool:
+        assert server.process.poll() is None, server.log
+        return any(record["round"] >= number for record in records_of(run))
+
+    wait_until(is_over, lambda: f"round {number}; {server.log}")
+
+
+def require_means_throughout(folder: Path, rounds: range) -> None:
+    """At every checkpoint c is the mean of the c_i on the clients' own disks."""
+    for number in reversed(rounds):  # the newest is the one that is read
+        checkpoint = read_checkpoint(folder / "run")
+        assert checkpoint.server.round == number
+        states = DiskStates(folder / "state" / f"run-{checkpoint.server.run}")
+        known, versions = dict(checkpoint.origin.num_examples), checkpoint.server.versions
+        assert versions.keys() == known.keys()
+        own = [states.load(i, versions[i])["control_variate"].double().numpy() for i in known]
+        c = checkpoint.server.vectors["control_variate"].numpy()
+        np.testing.assert_allclose(np.mean(own, axis=0), c, atol=1e-6)
+        assert np.abs(c).max() > 1e-4
+        (folder / "run" / f"checkpoint-{number:06d}.safetensors").unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["scaffold_m", "padamfed"])
+def test_clients_join_late_and_leave_for_good(processes: Processes, rule: str) -> None:
+    folder, run, port = processes.folder, processes.folder / "run", free_port()
+    federation = OPEN | {"min_clients": 5, "clients_per_round": 4, "num_rounds": 60}
+    output = {"keep": 100}  # so that clients keep what each of the checkpoints counts on
+    config = write_config(folder, rule, federation=federation, output=output)
+    own = folder / "client.toml"
+    own.write_text(CLIENT)
+    server = start_server(processes, config, port)
+    clients = {i: start_client(processes, own, port, i) for i in range(5)}
+    await_round(run, 9, server)
+    clients[5] = start_client(processes, own, port, 5)
+    clients[6] = start_client(processes, own, port, 6)
+    server.wait_for("client 5: joined with")
+    server.wait_for("client 6: joined with")
+    await_round(run, 19, server)
+    clients[7] = start_client(processes, own, port, 7)
+    server.wait_for("joined: 7")
+    server.kill()
+    done = read_checkpoint(run).server.round
+    server = start_server(processes, config, port, "--resume", run)
+    await_round(run, max(30, done + 2), server)
+    for i in (1, 5):
+        clients.pop(i).kill()
+    assert server.ended() == 0, server.log
+    assert [client.ended() for client in clients.values()] == [0] * 6
+    changes = {r["round"]: r["members"] for r in records_of(run) if r["members"]}
+    joined = {i: n for n, change in changes.items() for i in change.get("joined", ())}
+    forgotten = {i: n for n, change in changes.items() for i in change.get("forgotten", ())}
+    assert joined.keys() == {5, 6, 7}
+    assert min(joined[5], joined[6]) >= 10
+    assert joined[7] >= 20
+    assert forgotten.keys() == {1, 5}
+    assert min(forgotten.values()) >= 30 + 3
+    assert "forgotten: " in server.log
+    kept = {path.name for path in (run / "client-terms").iterdir() if any(path.iterdir())}
+    assert {f"client-{i}" for i in clients} <= kept
+    assert oct((run / "client-terms").stat().st_mode)[-3:] == "700"
+    require_means_throughout(folder, range(61))
+
+
+@pytest.mark.slow
+def test_clients_come_back_with_other_data_and_without_their_state(processes: Processes) -> None:
+    folder, run, port = processes.folder, processes.folder / "run", free_port()
+    federation: dict[str, Any] = {"num_clients": "open", "weighting": "examples"}
+    federation |= {"clients_per_round": 3, "num_rounds": 50}
+    config = write_config(folder, "scaffold", federation=federation)
+    own = folder / "client.toml"
+    own.write_text(CLIENT)
+    server = start_server(processes, config, port)
+    clients = {i: start_client(processes, own, port, i) for i in range(3)}
+    await_round(run, 5, server)
+    clients[1].kill()
+    clients[1] = start_client(processes, own, port, 1, "--set", "federation.num_clients=30")
+    clients[1].wait_for("counts with its")
+    clients[2].kill()
+    (states,) = (folder / "state").glob("run-*")
+    shutil.rmtree(states / "client-2")
+    clients[2] = start_client(processes, own, port, 2, "--state-lost", "restart")
+    assert server.ended() == 0, server.log
+    assert [client.ended() for client in clients.values()] == [0] * 3
+    changes = [r["members"] for r in records_of(run) if r["members"]]
+    assert changes == [{"resized": [1]}, {"restarted": [2]}]
+    words = " ".join(server.log.split())
+    assert "its new weight counts from round" in words
+    assert "client 1: counts with its" in clients[1].log
+    assert "round 50: " in clients[2].log
+    errors = [e["error"] for r in records_of(run) for e in r["errors"] if e["client"] == 2]
+    assert sum("it begins anew" in error for error in errors) == 1
+    checkpoint = read_checkpoint(run)
+    states = DiskStates(states)
+    counts, versions = dict(checkpoint.origin.num_examples), checkpoint.server.versions
+    c_i = {i: states.load(i, versions[i])["control_variate"].double().numpy() for i in counts}
+    mean = sum(n * c_i[i] for i, n in counts.items()) / sum(counts.values())
+    np.testing.assert_allclose(
+        checkpoint.server.vectors["control_variate"].numpy(), mean, atol=1e-6
+    )
+    assert len(set(counts.values())) > 1
