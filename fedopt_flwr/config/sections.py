@@ -90,12 +90,13 @@ class Facts(_Section):
             "the default, 20"
         )
 
-    def fixed_number(self, who: str) -> int:
+    def fixed_number(self, who: str, remedy: str = "") -> int:
         """Return N; ConfigError says that `who` must know it, where the federation is open."""
         if self.num_clients == "open":
+            remedy = remedy or "give their number, or use `fedopt server` and `fedopt client`"
             raise ConfigError(
-                f"federation.num_clients: got 'open'; {who} must know how many there are; give "
-                "their number, or use `fedopt server` and `fedopt client`"
+                f"federation.num_clients: got 'open'; {who} must know how many clients there are; "
+                f"{remedy}"
             )
         return self.num_clients
 

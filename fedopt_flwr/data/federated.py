@@ -299,7 +299,11 @@ def _divided(source: Source, section: DataSection, facts: Facts) -> list[Part]:
             "to it; here the data must be divided among clients"
         )
     seed = derive(facts.seed, "partition")
-    count = facts.fixed_number("who divides data among clients")
+    count = facts.fixed_number(
+        "who divides data",
+        "give their number (to a client of an open federation its own), or let a client's data be "
+        "its own with data.partition.kind = 'whole'",
+    )
     rows = partition(train.targets(), count, section.partition, seed=seed, natural=source.owners)
     parts = [Part(train.share(torch.as_tensor(r))) for r in rows]
     return [_with_holdout(part, section, facts, i) for i, part in enumerate(parts)]

@@ -157,6 +157,20 @@ def test_samplers_draw_from_the_clients_known(name: str, sampler: Any) -> None:
         assert room.strategy.state["clusters"].numel() == 4
 
 
+def test_with_over_sampling_only_those_that_count_move_the_means() -> None:
+    room = Room(rule_of("scaffold_m"), over_sample=1.5, forget_after=1)
+    for number in range(1, 9):
+        if number == 3:
+            room.come(3)
+            room.come(4)
+        if number == 6:
+            room.leave(1)
+        room.round()
+        room.require_means()
+        assert len(room.strategy.rounds[-1].clients) == 2
+        assert room.strategy.rounds[-1].num_late == 1
+
+
 def test_a_client_that_starts_at_zero_dilutes_c_and_one_that_leaves_takes_its_part_along() -> None:
     room = Room(Scaffold(control_variate_start="zero"), clients_per_round=3, forget_after=1)
     room.round()
@@ -327,7 +341,7 @@ def test_what_cannot_work_is_refused() -> None:
     assert "federation.forget_after: got 3 beside num_clients = 20" in problem(forget_after=3)
     text = problem(num_clients="open", min_replies=3, min_clients=2)
     assert "federation.min_clients: got 2; must be at least min_replies (3)" in text
-    with pytest.raises(ConfigError, match=r"got 'open'; who divides data among clients must know"):
+    with pytest.raises(ConfigError, match=r"got 'open'; who divides data must know"):
         simulate(RunConfig(federation={"num_clients": "open"}))
     with pytest.raises(ConfigError, match=r"state_lost: got 'again'; must be 'fail' or 'restart'"):
         Client(linear_model(), DATA[0], client_id=0, state_lost="again")  # type: ignore[arg-type]

@@ -1,9 +1,10 @@
-"""Open federations of real processes: clients come late, leave for good, come back changed."""
+"""Open federations over gRPC: clients come late, leave for good, come back changed."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,14 @@ from processes import (
     wait_until,
     write_config,
 )
+from streams import ClientThread, ServerThread, make_config
 
+from fedopt_flwr import RunConfig
+from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.flower import DiskStates
+from fedopt_flwr.rounds.record import RoundRecord
 from fedopt_flwr.run.checkpoints import read_checkpoint
+from fedopt_flwr.run.hosts import ClientHost
 
 OPEN: dict[str, Any] = {"num_clients": "open", "forget_after": 3}
 CLIENT = """
@@ -62,6 +68,49 @@ def require_means_throughout(folder: Path, rounds: range) -> None:
         np.testing.assert_allclose(np.mean(own, axis=0), c, atol=1e-6)
         assert np.abs(c).max() > 1e-4
         (folder / "run" / f"checkpoint-{number:06d}.safetensors").unlink()
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "scaffold_m", "padamfed"])
+def test_a_client_that_joins_over_grpc_has_its_part_from_then_on(tmp_path: Path, rule: str) -> None:
+    own = RunConfig(federation={"num_clients": 5}, model={"name": "logistic"})
+    config = make_config(rule, **OPEN, min_clients=3, clients_per_round=4, num_rounds=9)
+    config["output"] = {"directory": tmp_path / "run", "checkpoint_every": 1, "keep": 20}
+    late: list[ClientThread] = []
+
+    def on_round(record: RoundRecord) -> None:
+        if record.round == 4:
+            late.append(client(4))
+            server.said.wait_for("client 4: joined with")
+
+    def client(i: int) -> ClientThread:
+        return ClientThread(server, i, tmp_path / "state", host=ClientHost(own, [i]))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FedoptWarning)
+        server = ServerThread(config, on_round=on_round)
+        with server:
+            first = [client(i) for i in range(3)]
+            server.result()
+    for thread in [*first, *late]:
+        thread.join()
+    assert [r.members for r in server.records if r.members] == [{"joined": [4]}]
+    assert [r.round for r in server.records if r.members] == [5]
+    assert {i for r in server.records for i in r.clients} == {0, 1, 2, 4}
+    assert len(read_checkpoint(tmp_path / "run").origin.num_examples) == 4
+    if rule != "fedavg":
+        require_means_throughout(tmp_path, range(10))
+
+
+def test_a_client_that_divides_data_must_know_into_how_many_parts(tmp_path: Path) -> None:
+    config = make_config("fedavg", **OPEN, clients_per_round=1, num_rounds=1)
+    with ServerThread(config) as server:
+        lost = ClientThread(server, 0, tmp_path / "state")
+        assert lost.has_ended(30)
+        assert "give their number (to a client of an open federation its own)" in str(lost.error)
+        whole = RunConfig(federation={"num_clients": 5}, model={"name": "logistic"})
+        ClientThread(server, 1, tmp_path / "state", host=ClientHost(whole, [1]))
+        server.result()
+    assert server.records[-1].clients == [1]
 
 
 @pytest.mark.slow
