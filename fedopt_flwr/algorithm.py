@@ -63,6 +63,7 @@ class Plan:
     local_steps: Mapping[ClientId, int]  # K_i
     importance: Mapping[ClientId, float]  # p_i, sums to 1
     constant_rates: bool = True  # no schedule changes η or η_g
+    steps_may_change: bool = False  # clients with other K_i may join
 
     @property
     def mean_local_steps(self) -> float:

@@ -56,7 +56,8 @@ class FedAvgWithMomentumVR(GradientStartRule):
 
     def resolve(self, plan: Plan) -> Self:
         given = self.previous_model
-        exact = plan.constant_rates and len(set(plan.local_steps.values())) == 1
+        equal = len(set(plan.local_steps.values())) == 1 and not plan.steps_may_change
+        exact = plan.constant_rates and equal
         if given == "same" or (given == "recovered" and not exact):
             raise ConfigError(
                 f"algorithm.previous_model: got {given!r}, with which clients would take another "

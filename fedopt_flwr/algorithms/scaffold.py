@@ -66,7 +66,8 @@ class Scaffold(GradientVariateRule):
             )
         if self.lean_uplink is not None:
             return self
-        divisor = self.beta * self.client_learning_rate * min(plan.local_steps.values())
+        fewest = 1 if plan.steps_may_change else min(plan.local_steps.values())
+        divisor = self.beta * self.client_learning_rate * fewest
         exact = plan.constant_rates and divisor >= _SMALLEST_LEAN_DIVISOR
         return self.model_copy(update={"lean_uplink": exact})
 

@@ -285,8 +285,8 @@ STUDIES: dict[str, Study] = {
                 _ratio("fadamgc", "local_adam", "0.1"),
                 "<",
                 0.8,
-                "at equal rates fadamgc needs fewer (seed 0: 46 and over 60 at η = 0.0003, 27 and 34 at "
-                "0.001); but local_adam is best at 0.003, where fadamgc ends below 95 %",
+                "at equal rates fadamgc needs fewer (seed 0: 46 and over 60 at η = 0.0003, 27 and "
+                "34 at 0.001); but local_adam is best at 0.003, where fadamgc ends below 95 %",
             ),
             Claim(
                 "how far that ratio is from 1 at Dirichlet 1.0, less how far at 0.1",

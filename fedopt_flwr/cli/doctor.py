@@ -124,10 +124,12 @@ def _configuration(config: RunConfig) -> str:
     data set of its own, load that."""
     if config.data.partition.kind == "whole":
         return _own_data(config)
+    from ..data import load_test_data
     from ..flower.sizes import require_messages_fit
     from ..run.experiment import Experiment
 
-    experiment = Experiment(config)
+    data = load_test_data(config) if config.federation.is_open else None  # as a server does
+    experiment = Experiment(config, data=data)
     rule = experiment.rule
     model = experiment.model
     down, up = require_messages_fit(rule, model, config)

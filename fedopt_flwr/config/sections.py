@@ -178,7 +178,9 @@ class FederationSection(Facts):
     def _within(cls, count: int, info: ValidationInfo) -> int:
         above = "clients_per_round" if info.field_name == "min_replies" else "num_clients"
         most = info.data.get(above, count)
-        if isinstance(most, int) and count > most:
+        if most == "open":
+            above, most = "what an open federation has room for", MOST_IN_OPEN
+        if count > most:
             raise ValueError(
                 f"federation.{info.field_name}: got {count}; must be between 1 and {above} "
                 f"({most}); lower it or raise {above}"
@@ -195,9 +197,10 @@ class FederationSection(Facts):
                 "for num_clients = 'open'; set that, or leave it out"
             )
         needed = info.data.get("min_replies", 1)
-        if info.field_name == "min_clients" and count is not None and count < needed:
+        if info.field_name == "min_clients" and not needed <= (count or needed) <= MOST_IN_OPEN:
             raise ValueError(
-                f"federation.min_clients: got {count}; must be at least min_replies ({needed})"
+                f"federation.min_clients: got {count}; must be between min_replies ({needed}) and "
+                f"{MOST_IN_OPEN}; change it, or lower min_replies"
             )
         return count
 

@@ -102,7 +102,8 @@ class FederatedClient(NumPyClient):
         if instruction.examples_before:
             warnings.warn(
                 f"client {self.client_id}: counts with its {self.data.num_examples} examples from "
-                f"round {instruction.round} on; before it was {instruction.examples_before}",
+                f"round {instruction.examples_since} on; before it was "
+                f"{instruction.examples_before}",
                 FedoptWarning,
                 stacklevel=2,
             )
@@ -233,12 +234,12 @@ class FederatedClient(NumPyClient):
     def _counted_state(self, version: int) -> ClientState:
         try:
             return self._states.load(self.client_id, version)
-        except MessageError as error:
-            if not self.restarts or STATE_LOST not in str(error):
+        except MessageError as error:  # it is not there, or broken
+            if not self.restarts:
                 raise
             raise MessageError(
                 f"client {self.client_id}: {STATE_LOST} of round {version}; {BEGINS_ANEW} in the "
-                "next round where the server has federation.num_clients = 'open'"
+                f"next round where the server has federation.num_clients = 'open' ({error})"
             ) from error
 
     def _save(self, instruction: Instruction, state: ClientState) -> None:

@@ -88,7 +88,8 @@ class Instruction(_Checked):
     algorithm: _Name = ""
     hyperparameters: _Table = "{}"
     arrays: _Names = ""  # in the order in which they travel
-    examples_before: _Number = 0  # with which the client counted, where that has just changed
+    examples_before: _Number = 0  # with which the client counted until that changed, to tell once
+    examples_since: _Number = 0  # the round from which on it counts with those that it has
     state_version: _Version = NEVER  # the round whose client state counts
     oldest_version: _Version = NEVER  # on which the oldest of the server's checkpoints counts
     # on which those since then count, joined by ","

@@ -108,7 +108,7 @@ class Members:
         needed = federation.min_replies if is_round else federation.clients_to_start
         timeout = self._federation.start_timeout
         deadline = time.monotonic() + timeout
-        while not self._are_here(manager, needed):
+        while not self._are_here(manager, needed, field):
             self._while_waiting()
             if time.monotonic() > deadline:
                 self.refresh(manager)
@@ -120,20 +120,20 @@ class Members:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _are_here(self, manager: ClientManager, needed: int) -> bool:
+    def _are_here(self, manager: ClientManager, needed: int, field: str) -> bool:
         if manager.num_available() < needed:
             return False
         self.refresh(manager)
         if len(self._proxies) < needed <= len(self._ids) and not self.ids:
             raise RunError(
-                f"federation.num_clients: got {needed}; {len(self._proxies)} clients with "
+                f"federation.{field}: got {needed}; {len(self._proxies)} clients with "
                 f"different ids are connected: {sorted_ids(list(self._proxies))}; give each its "
                 "own id"
             )
         return len(self._proxies) >= needed
 
     def _missing(self, needed: int) -> str:
-        if not all(isinstance(i, int) for i in self._proxies):
+        if self._federation.is_open or not all(isinstance(i, int) for i in self._proxies):
             return ""
         ids = [str(i) for i in self.ids or range(needed) if i not in self._proxies]
         return f", missing {foreign_text(', '.join(ids))}"
@@ -182,6 +182,11 @@ class Members:
                 f"it answered num_examples {foreign_text(repr(count), 80)}; must be between 1 and "
                 f"limits.examples ({self._most_examples}); look at its data, or raise "
                 "limits.examples on the server"
+            )
+        if self.ids and type(client_id) is not type(self.ids[0]):
+            raise RunError(
+                f"it calls itself {foreign_text(repr(client_id), 80)}; the run's clients are "
+                f"{foreign_text(repr(self.ids[0]), 80)} and the like; give it an id of that kind"
             )
         before = self._known.get(client_id, count)
         if count != before and not self._federation.is_open:

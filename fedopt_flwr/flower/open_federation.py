@@ -9,18 +9,19 @@ known then; a round itself moves c and each c_i by the same change.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from pathlib import Path
 
 from torch import Tensor
 
-from ..algorithm import Algorithm, ClientId, Plan, ServerState, weighted_sum
+from ..algorithm import Algorithm, ClientId, Plan, ServerState
 from ..config.sections import FederationSection
 from ..errors import ConfigError, FedoptWarning, MessageError, RunError
+from ..rounds.participation import CLUSTERS
 from ..rounds.record import RoundRecord, Upload
 from .members import Members
 from .messages import NEVER
-from .state import BEGINS_ANEW, ClientStates, DiskStates, MemoryStates
+from .state import BEGINS_ANEW, DiskStates, MemoryStates
 
 FOLDER = "client-terms"  # in a run's folder
 
@@ -32,14 +33,15 @@ class Ledger:
     So a round that is taken back and a run that is resumed find the copies that count.
     """
 
-    def __init__(self, means: Mapping[str, str], states: ClientStates) -> None:
-        self._means = means  # client states by server vectors
+    def __init__(self, rule: Algorithm, states: MemoryStates | DiskStates) -> None:
+        self._rule = rule
+        self._means = dict(rule.client_means or {})  # client states by server vectors
         self._states = states
 
     def begin(self, client_id: ClientId, number: int, upload: Upload) -> None:
         """Keep what a client's start pass sent: its states themselves."""
         own = {name: upload.arrays[name].clone() for name in self._means.values()}
-        self._states.save(client_id, number, own)
+        self._save(client_id, number, own)
 
     def add(
         self,
@@ -55,25 +57,37 @@ class Ledger:
         before = self._copies(client_id, version, state)
         own = {n: a + changes[n] if n in changes else a.clone() for n, a in before.items()}
         self._states.prune(client_id, kept)
-        self._states.save(client_id, number, own)
+        self._save(client_id, number, own)
 
-    def forget(self, client_id: ClientId, kept: Collection[int]) -> None:
-        """Drop a client's copies but those of the versions `kept`."""
-        self._states.prune(client_id, kept)
+    def keep_only(self, counted: Set[tuple[ClientId, int]]) -> None:
+        """Drop all copies but these, by client and version."""
+        self._states.keep_only(counted)
+
+    def _save(self, client_id: ClientId, number: int, own: dict[str, Tensor]) -> None:
+        try:
+            self._states.save(client_id, number, own)
+        except OSError as error:
+            raise RunError(
+                f"output.directory: the copy of client {client_id}'s state cannot be written into "
+                f"{FOLDER!r}: {error}; free some space and continue with --resume"
+            ) from error
 
     def means(self, state: ServerState, versions: Mapping[ClientId, int]) -> dict[str, Tensor]:
         """Return Σ p_i c_i, over the clients of the plan, for each of the server's means."""
-        shares = state.plan.importance
-        copies = {i: self._copies(i, versions.get(i, NEVER), state) for i in shares}
-        return {
-            vector: weighted_sum([(shares[i], own[name]) for i, own in copies.items()])
-            for vector, name in self._means.items()
-        }
+        means: dict[str, Tensor] = {}
+        for i, share in state.plan.importance.items():  # one client's copies at a time
+            own = self._copies(i, versions.get(i, NEVER), state)
+            for vector, name in self._means.items():
+                if vector in means:
+                    means[vector].add_(own[name], alpha=share)
+                else:
+                    means[vector] = own[name] * share
+        return means
 
     def _copies(self, client_id: ClientId, version: int, state: ServerState) -> dict[str, Tensor]:
         if version == NEVER:
-            zero = state["model"].new_zeros(state["model"].shape)
-            return dict.fromkeys(self._means.values(), zero)
+            initial = self._rule.init_client(state["model"].numel())
+            return {name: initial[name] for name in self._means.values()}
         try:
             return self._states.load(client_id, version)
         except MessageError as error:
@@ -90,7 +104,7 @@ class OpenFederation:
         self._forget_after = federation.forget_after
         self.seen = dict(seen)  # the last round before which each known client was there
         self._anew: set[ClientId] = set()  # have lost their state and want to begin anew
-        self._counted_before: dict[ClientId, int] = {}  # examples of those that must yet hear it
+        self._notices: dict[ClientId, dict[str, int]] = {}  # for those that must yet hear of it
 
     def present(self, known: Collection[ClientId]) -> list[ClientId]:
         """Return those of a run's clients that were there before its last round."""
@@ -98,9 +112,11 @@ class OpenFederation:
         return [i for i in known if self.seen.get(i, last) == last]
 
     def hear(self, record: RoundRecord) -> None:
-        """Note who lost its state in a round and wants to begin anew."""
-        errors = record.errors
-        self._anew |= {error["client"] for error in errors if BEGINS_ANEW in str(error["error"])}
+        """Note who lost its state in a round and wants to begin anew; one that counted in it has
+        saved a state under its number, and is asked again."""
+        errors = [error for error in record.errors if error["phase"] == "train"]
+        anew = {error["client"] for error in errors if BEGINS_ANEW in str(error["error"])}
+        self._anew |= anew - {*record.clients}
 
     def changes(self, number: int, members: Members, plan: Plan) -> dict[str, list[ClientId]]:
         """Return who joins before a round, is forgotten, has more or fewer examples than before, or
@@ -121,7 +137,7 @@ class OpenFederation:
         for i in found["forgotten"]:
             del self.seen[i]
         for i in found["resized"]:
-            self._counted_before[i] = known[i]
+            self._notices[i] = {"examples_before": known[i], "examples_since": number}
             warnings.warn(
                 f"client {i}: holds {members.num_examples[i]} examples and held {known[i]}; its "
                 f"new weight counts from round {number} on",
@@ -130,9 +146,17 @@ class OpenFederation:
             )
         return {what: ids for what, ids in found.items() if ids}
 
-    def counted_before(self, client_id: ClientId) -> int:
-        """Return how many examples a client counted with before that changed, once; else 0."""
-        return self._counted_before.pop(client_id, 0)
+    def notice(self, client_id: ClientId) -> dict[str, int]:
+        """Return, once, what a client must be told of its number of examples."""
+        return self._notices.pop(client_id, {})
+
+    def renewed(self, state: ServerState, plan: Plan) -> ServerState:
+        """Return the state under another plan; without clusters, where those are of other clients
+        or other weights."""
+        vectors = dict(state.vectors)
+        if plan.num_examples != state.plan.num_examples:
+            vectors.pop(CLUSTERS, None)
+        return ServerState(plan, vectors)
 
 
 def warn_of_theory(rule: Algorithm) -> None:
@@ -158,4 +182,14 @@ def make_ledger(rule: Algorithm, run_folder: Path | None) -> Ledger | None:
         )
     if not means:
         return None
-    return Ledger(means, MemoryStates() if run_folder is None else DiskStates(run_folder / FOLDER))
+    for what, names, known in (
+        ("names server vectors", means.keys(), rule.server_state),
+        ("names client states", means.values(), rule.client_state),
+        ("needs uploads of the start pass", means.values(), rule.start_names or means.values()),
+    ):
+        if unknown := sorted({*names} - {*known}):
+            raise ConfigError(
+                f"{rule.name}: its client_means {what} {unknown}; the rule has {sorted(known)}; "
+                "make the two agree"
+            )
+    return Ledger(rule, MemoryStates() if run_folder is None else DiskStates(run_folder / FOLDER))

@@ -7,10 +7,11 @@ client's c_i and the server's c drift apart.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from pathlib import Path
 from urllib.parse import quote
 
@@ -83,6 +84,11 @@ class MemoryStates(ClientStates):
         state = {n: a.clone() if a.data_ptr() in kept else a for n, a in state.items()}
         versions[version] = state
 
+    def keep_only(self, kept: Set[tuple[ClientId, int]]) -> None:
+        """Drop all states but these, by client and version."""
+        for client_id, versions in self._states.items():
+            self.prune(client_id, [v for v in versions if (client_id, v) in kept])
+
     def _versions(self, client_id: ClientId) -> list[int]:
         return sorted(self._states.get(client_id, {}))
 
@@ -124,6 +130,16 @@ class DiskStates(ClientStates):
         state = {name: array.detach().cpu() for name, array in state.items()}
         with replacing(path, durable=True, private=True) as file:
             file.writelines(sealed(state, _owner(client_id, version)))
+
+    def keep_only(self, kept: Set[tuple[ClientId, int]]) -> None:
+        """Drop all states but these, by client and version, also those of earlier processes."""
+        paths = {self._path(client_id, version) for client_id, version in kept}
+        for folder in self._directory.glob("client-*"):
+            for file in folder.iterdir():
+                if str(file) not in paths:
+                    remove(str(file))
+            with contextlib.suppress(OSError):  # it still holds something
+                folder.rmdir()
 
     def _drop(self, client_id: ClientId, version: int) -> None:
         remove(self._path(client_id, version))

@@ -17,11 +17,11 @@ from torch import Tensor
 from ..algorithm import Algorithm, ClientId, Plan, Reply, ServerState
 from ..config.run_config import RunConfig
 from ..errors import RunError
-from ..rounds.participation import CLUSTERS, Participation, make_plan, warn_of_one_weight
+from ..rounds.participation import Participation, make_plan, warn_of_one_weight
 from ..rounds.record import NOT_COUNTED, NOT_FINITE, TOO_LATE, RoundRecord, Snapshot, Upload
 from ..rounds.sampling import sorted_ids
 from ..rounds.schedules import changed_numbers, scheduled, warn_of_idle_schedule
-from ..rounds.soundness import Before, refuse_above, spoilt, take_back
+from ..rounds.soundness import Before, refuse_above, refuse_spoilt, spoilt, take_back
 from ..training.diagnostics import Diagnosis
 from ..training.evaluation import Evaluation
 from ..training.flat_model import FlatModel, average_buffers, is_buffer_name
@@ -119,11 +119,14 @@ class FederatedStrategy(Strategy):
     def confirm_checkpoint(self) -> None:
         """Let clients drop the states on which only the checkpoint counts that this one pushed
         out of the last `output.keep`."""
-        oldest = self._kept_versions[0] if self._kept_versions else {}
         self._kept_versions.append(dict(self.versions))
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Let the ledger drop what neither the current state nor a checkpoint counts on."""
         if self._ledger is not None:
-            for i in oldest.keys() - self.state.plan.num_examples.keys():
-                self._ledger.forget(i, self._kept(i))
+            counted = [self.versions, *self._kept_versions]
+            self._ledger.keep_only({pair for versions in counted for pair in versions.items()})
 
     def _kept(self, client_id: ClientId) -> list[int]:
         """Versions of a client's state on which checkpoints count, the oldest first."""
@@ -148,6 +151,7 @@ class FederatedStrategy(Strategy):
             versions=dict(self.versions),
             earlier=list(self._kept_versions),
             seen=self._open.seen if self._open else {},
+            first=self._first if self._open else {},
         )
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
@@ -163,11 +167,13 @@ class FederatedStrategy(Strategy):
         warn_of_idle_schedule(self.rule, self._config.schedule)
         if self._open is not None:
             warn_of_theory(self.rule)
-        self.rule = self.rule.resolve(plan)
+        self._first = dict((self._resume and self._resume.first) or sizes)
+        self.rule = self.rule.resolve(make_plan(self.rule, self._config, self._first))
         self._rule_of_round = self.rule
         self._participation = Participation(self.rule, self._config.federation, plan)
         if self._resume:
             self.state = ServerState(plan, dict(self._resume.vectors))
+            self._tidy()
         else:
             self.state = self.rule.init_server(self.model.vector.detach().cpu().clone(), plan)
             self._buffers = {name: array.cpu() for name, array in self.model.read_buffers().items()}
@@ -221,22 +227,22 @@ class FederatedStrategy(Strategy):
         anew = changes.get("restarted", [])
         self.versions = {i: v for i, v in self.versions.items() if i not in {*gone, *anew}}
         self.members.ids = sorted_ids([*({*before.num_examples} - {*gone}), *new])
-        sizes = {i: self.members.num_examples[i] for i in self.members.ids}
-        plan = make_plan(self.rule, self._config, sizes)
+        here = {i: self.members.num_examples[i] for i in self.members.here}
+        told = dict(before.num_examples) | here
+        plan = make_plan(self.rule, self._config, {i: told[i] for i in self.members.ids})
         warn_of_one_weight(plan)
         self._participation.renew(plan)
-        vectors = {n: v for n, v in self.state.vectors.items() if n != CLUSTERS}
-        self.state = ServerState(plan, vectors)
+        self.state = self._open.renewed(self.state, plan)
         if self._ledger is None:
             return
-        for i in gone:
-            self._ledger.forget(i, self._kept(i))
         if self.rule.start_names:
             self._rule_of_round = self.rule
             uploads = self._ask_now("start", [*new, *anew], self.rule.start_names, number - 1)
+            uploads = refuse_spoilt(uploads, self.record)
             self._begin_terms(uploads, number - 1)
             self.versions |= dict.fromkeys(uploads, number - 1)
         self.state = self.state.replace(**self._ledger.means(self.state, self.versions))
+        self._tidy()
 
     def _ask_now(
         self,
@@ -316,14 +322,14 @@ class FederatedStrategy(Strategy):
             rule = self._rule_of_round if phase == "evaluate" else self._rule_of(client_id)
             own = changes | {
                 "hyperparameters": rule.model_dump_json(),
-                "examples_before": self._open.counted_before(client_id) if self._open else 0,
                 "state_version": version,
                 "oldest_version": kept[0] if kept else version,
                 "middle_versions": ",".join(map(str, kept[1:])),
             }
-            instruction = self._template.model_copy(update=own)
             proxy = self.members.connected(client_id)
             if proxy is not None:
+                own |= self._open.notice(client_id) if self._open else {}
+                instruction = self._template.model_copy(update=own)
                 instructions.append(
                     (proxy, FitIns(parameters, {**beside, **instruction.to_config()}))
                 )

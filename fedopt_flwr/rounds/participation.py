@@ -47,6 +47,7 @@ def make_plan(rule: Algorithm, config: RunConfig, num_examples: Mapping[ClientId
         local_steps=steps,
         importance=importances(num_examples, federation.weighting or rule.weighting),
         constant_rates=config.schedule.is_constant,
+        steps_may_change=federation.is_open and training.local_epochs is not None,
     )
 
 

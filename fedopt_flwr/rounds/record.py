@@ -25,6 +25,8 @@ class Snapshot:
     earlier: Sequence[Mapping[ClientId, int]] = ()  # those of the checkpoints kept before, in order
     # of an open federation: the last round before which each known client was there
     seen: Mapping[ClientId, int] = field(default_factory=dict)
+    # its clients at the start and their examples, from which the rule's step sizes were derived
+    first: Mapping[ClientId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

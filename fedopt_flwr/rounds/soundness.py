@@ -88,6 +88,19 @@ def take_back(
     record.errors += [{"client": i, "phase": phase, "error": text} for i, text in texts.items()]
 
 
+def refuse_spoilt(uploads: dict[ClientId, Upload], record: RoundRecord) -> dict[ClientId, Upload]:
+    """Return the uploads of start passes whose values are all of a use; the others are errors."""
+    kept = {}
+    for client_id, upload in uploads.items():
+        name = spoilt(upload.arrays, {})
+        if name is None:
+            kept[client_id] = upload
+            continue
+        error = f"{name!r} holds values of {_LARGEST:g} or more, or not finite ones"
+        record.errors.append({"client": client_id, "phase": "start", "error": error})
+    return kept
+
+
 def refuse_above(
     limit: float | None, uploads: dict[ClientId, Upload], record: RoundRecord, phase: str
 ) -> dict[ClientId, Upload]:

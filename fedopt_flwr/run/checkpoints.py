@@ -63,6 +63,7 @@ class _Text(BaseModel):
     versions: _Versions
     earlier: list[_Versions]
     seen: _Versions = []
+    first: _Versions = []
     clients_keep_state: bool
     initial_loss: float | None
     origin: Origin
@@ -185,6 +186,7 @@ def _text_of(checkpoint: Checkpoint) -> dict[str, Any]:
         "versions": list(server.versions.items()),
         "earlier": [list(versions.items()) for versions in server.earlier],
         "seen": list(server.seen.items()),
+        "first": list(server.first.items()),
         "clients_keep_state": checkpoint.clients_keep_state,
         "initial_loss": checkpoint.initial_loss,
         "origin": asdict(checkpoint.origin),
@@ -212,6 +214,7 @@ def _checkpoint(text: _Text, arrays: Mapping[str, Tensor]) -> Checkpoint:
             versions=dict(text.versions),
             earlier=[dict(pairs) for pairs in text.earlier],
             seen=dict(text.seen),
+            first=dict(text.first),
         ),
         client_states=states,
         clients_keep_state=text.clients_keep_state,

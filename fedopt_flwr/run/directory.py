@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, RunError
 from ..files import remove_rests, replacing, tensor_bytes
+from ..flower.open_federation import FOLDER
 from ..rounds.record import RoundRecord, as_json
 from .checkpoints import (
     Checkpoint,
@@ -77,7 +79,7 @@ class RunDirectory:
                 f"output.directory: {str(self.path)!r} already holds a run; name another folder or "
                 f"remove this one{more}"
             )
-        names = (CONFIG, SUMMARY, MODEL, BEST, CURVES, "checkpoint-*.safetensors")
+        names = (CONFIG, SUMMARY, MODEL, BEST, CURVES, FOLDER, "checkpoint-*.safetensors")
         present = [path.name for name in names for path in self.path.glob(name)]
         if present:
             raise ConfigError(
@@ -112,6 +114,7 @@ class RunDirectory:
             return
         self._take_lock()
         try:
+            shutil.rmtree(self.path / FOLDER, ignore_errors=True)
             for name in (ROUNDS, CONFIG):
                 (self.path / name).unlink(missing_ok=True)
         finally:

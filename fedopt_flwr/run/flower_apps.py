@@ -116,7 +116,12 @@ def client_of_node(config: RunConfig, context: Any) -> HostedClient:
     number = config.federation.fixed_number("a simulation") if simulated else 0
     ids = tuple(range(number)) if simulated else (client_id,)
     host = _host(json.dumps(config.to_dict()), config.import_folders[0], ids)
-    return HostedClient(client_id, host, states, restarts=node.get("state-lost") == "restart")
+    state_lost = node.get("state-lost", "fail")
+    if state_lost not in ("fail", "restart"):
+        raise ConfigError(
+            f"node config: state-lost: got {state_lost!r}; must be 'fail' or 'restart'"
+        )
+    return HostedClient(client_id, host, states, restarts=state_lost == "restart")
 
 
 @lru_cache(maxsize=1)

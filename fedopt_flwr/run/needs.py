@@ -15,6 +15,7 @@ def require_what_is_asked(experiment: Experiment) -> None:
     _require_data_to_diagnose(experiment)
     _require_what_stops(experiment)
     _require_evaluators(experiment)
+    _require_enough_to_start(experiment)
 
 
 def _require_data_to_diagnose(experiment: Experiment) -> None:
@@ -71,11 +72,22 @@ def _require_evaluators(experiment: Experiment) -> None:
         )
 
 
-def require_states(record: RoundRecord) -> None:
+def _require_enough_to_start(experiment: Experiment) -> None:
+    """Raise ConfigError where all clients are here and too few for an open federation."""
+    here, federation = len(experiment.data.clients), experiment.config.federation
+    if federation.is_open and 0 < here < federation.clients_to_start:
+        raise ConfigError(
+            f"federation.min_clients: got {federation.clients_to_start} (clients_per_round where "
+            f"it is not given); client_data holds {here} data sets; lower it, or give more"
+        )
+
+
+def require_states(record: RoundRecord, *, is_open: bool) -> None:
     """End a run that nobody can continue, before a checkpoint takes the good one's place."""
     errors = [error for error in record.errors if error["phase"] != "evaluate"]
     lost = [error for error in errors if STATE_LOST in str(error["error"])]
-    lost = [error for error in lost if BEGINS_ANEW not in str(error["error"])]
+    if is_open:
+        lost = [error for error in lost if BEGINS_ANEW not in str(error["error"])]
     if lost and len(lost) == record.num_asked:
         raise RunError(
             f"--resume: round {record.round}: {lost[0]['error']}; start the clients with the "

@@ -134,7 +134,8 @@ def require_same(experiment: Experiment, checkpoint: Checkpoint) -> None:
 def _require_arrays(experiment: Experiment, checkpoint: Checkpoint) -> None:
     """Raise ConfigError for every array of a checkpoint that is not as rule and model make it."""
     server, model = checkpoint.server, experiment.model
-    plan = make_plan(experiment.rule, experiment.config, dict(checkpoint.origin.num_examples))
+    sizes = dict(server.first or checkpoint.origin.num_examples)
+    plan = make_plan(experiment.rule, experiment.config, sizes)
     start = experiment.rule.resolve(plan).init_server(model.vector.detach().cpu(), plan)
     own = experiment.rule.init_client(model.size)
     own |= model.initial_buffers if experiment.has_local_buffers else {}

@@ -187,7 +187,7 @@ class Run:
     def _take(self, record: RoundRecord) -> None:
         self._records.append(record)
         if self._checkpoint and record.round == self._checkpoint.server.round + 1:
-            require_states(record)
+            require_states(record, is_open=self._experiment.config.federation.is_open)
         if self._directory is not None:
             self._directory.add(record)
         if self._stopping.hear(record):

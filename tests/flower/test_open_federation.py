@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,12 +15,16 @@ from helpers import CLASSES, as_datasets, linear_model, softmax_clients
 from torch.utils.data import TensorDataset
 
 from fedopt_flwr import ConfigError, RunConfig, simulate
+from fedopt_flwr.algorithm import Plan
 from fedopt_flwr.algorithms import ALGORITHMS, FedAvg
 from fedopt_flwr.algorithms.scaffold import Scaffold
 from fedopt_flwr.engines.pairs import ForeignProxy, run_pair
 from fedopt_flwr.errors import FedoptWarning
-from fedopt_flwr.flower import MemoryStates
+from fedopt_flwr.flower import BEGINS_ANEW, DiskStates, MemoryStates
 from fedopt_flwr.flower.app_client import Client
+from fedopt_flwr.flower.open_federation import OpenFederation, make_ledger
+from fedopt_flwr.rounds.participation import make_plan
+from fedopt_flwr.rounds.record import RoundRecord
 from fedopt_flwr.strategies import Strategy
 
 WITH_MEANS = [name for name, rule in ALGORITHMS.items() if rule.client_means]
@@ -340,7 +346,13 @@ def test_what_cannot_work_is_refused() -> None:
     assert "federation.min_clients: got 3 beside num_clients = 20" in problem(min_clients=3)
     assert "federation.forget_after: got 3 beside num_clients = 20" in problem(forget_after=3)
     text = problem(num_clients="open", min_replies=3, min_clients=2)
-    assert "federation.min_clients: got 2; must be at least min_replies (3)" in text
+    assert "federation.min_clients: got 2; must be between min_replies (3) and 1024" in text
+    assert "min_clients: got 2000" in problem(num_clients="open", min_clients=2000)
+    text = problem(num_clients="open", clients_per_round=3000)
+    assert "what an open federation has room for (1024)" in text
+    few = {"num_clients": "open", "clients_per_round": 5}
+    with pytest.raises(ConfigError, match=r"min_clients: got 5 .*client_data holds 3 data sets"):
+        simulate({"federation": few, "algorithm": {"name": "fedavg"}}, linear_model, DATA[:3])
     with pytest.raises(ConfigError, match=r"got 'open'; who divides data must know"):
         simulate(RunConfig(federation={"num_clients": "open"}))
     with pytest.raises(ConfigError, match=r"state_lost: got 'again'; must be 'fail' or 'restart'"):
@@ -358,3 +370,108 @@ def test_in_one_process_with_data_of_ones_own_all_are_there_from_the_start() -> 
         result = simulate(config, linear_model, DATA[:3], DATA[3])
         found.append(result.parameters.tobytes())
     assert found[0] == found[1]
+
+
+def test_what_a_joining_client_sends_that_would_spoil_the_means_counts_as_zero() -> None:
+    class Huge(Client):
+        def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+            arrays, count, report = super().fit(parameters, config)
+            if config["fedopt.phase"] == "start":
+                arrays = [array * 0 + np.float32(1e36) for array in arrays]
+            return arrays, count, report
+
+    room = Room(rule_of("scaffold"), clients_per_round=4)
+    room.clients[3] = Huge(linear_model(), DATA[3], client_id=3, device="cpu")
+    room.come(3)
+    room.round()
+    (error,) = [e for e in room.strategy.rounds[-1].errors if e["phase"] == "start"]
+    assert error["client"] == 3
+    assert "holds values of 1e+30 or more, or not finite ones" in error["error"]
+    assert room.strategy.rounds[-1].clients == [0, 1, 2, 3]
+    room.require_means()
+
+
+def test_a_stranger_whose_id_is_of_another_kind_stays_outside() -> None:
+    room = Room(rule_of("scaffold_m"))
+    stranger = Client(linear_model(), DATA[3], client_id="mallory", device="cpu")
+    room.manager.register(ForeignProxy("stranger", stranger.to_client()))
+    with pytest.warns(
+        FedoptWarning, match=r"it calls itself 'mallory'; the run's clients are 0 and"
+    ):
+        assert room.round() == {}
+    room.require_means()
+
+
+def test_only_a_reply_that_did_not_count_is_a_reason_to_begin_anew() -> None:
+    opened = OpenFederation(RunConfig(federation={"num_clients": "open"}).federation, {})
+    plan = Plan(2, 2, 9, {0: 5, 1: 5}, {0: 1, 1: 1}, {0: 0.5, 1: 0.5})
+    here = SimpleNamespace(here=[0, 1], num_examples={0: 5, 1: 5})
+    lost = [{"client": i, "phase": "train", "error": BEGINS_ANEW} for i in (0, 1)]
+    opened.hear(RoundRecord(3, clients=[0], errors=lost))
+    assert opened.changes(4, here, plan) == {"restarted": [1]}  # type: ignore[arg-type]
+    opened.hear(RoundRecord(4, errors=[{**error, "phase": "evaluate"} for error in lost]))
+    assert opened.changes(5, here, plan) == {}  # type: ignore[arg-type]
+
+
+class KeptSum(Scaffold):
+    """A rule whose c_i start elsewhere than at zero."""
+
+    name: ClassVar[str] = "kept_sum"
+
+    def init_client(self, size: int) -> dict[str, torch.Tensor]:
+        return {"control_variate": torch.full((size,), 0.25)}
+
+
+def test_a_client_that_was_never_counted_has_the_state_that_its_rule_begins_with() -> None:
+    try:
+        room = Room(KeptSum(control_variate_start="zero"), clients_per_round=1)
+        room.round()
+        room.come(3)
+        room.strategy.configure_fit(2, room.parameters, room.manager)
+        ((counted, version),) = room.strategy.versions.items()
+        own = room.clients[int(counted)]._states.load(counted, version)["control_variate"]
+        found = room.strategy.state["control_variate"]
+        torch.testing.assert_close(found, (own + 3 * 0.25) / 4)
+    finally:
+        ALGORITHMS.pop("kept_sum", None)
+
+
+@pytest.mark.parametrize(
+    ("means", "text"),
+    [
+        ({"control_variat": "control_variate"}, r"names server vectors \['control_variat'\]"),
+        ({"control_variate": "c_i"}, r"names client states \['c_i'\]"),
+    ],
+)
+def test_means_of_what_a_rule_does_not_have_are_refused(means: dict[str, str], text: str) -> None:
+    class Wrong(Scaffold):
+        name: ClassVar[str] = "wrong_means"
+        client_means: ClassVar[dict[str, str]] = means
+
+    with pytest.raises(ConfigError, match=f"wrong_means: its client_means {text}"):
+        make_ledger(Wrong(), None)
+
+
+def test_with_other_numbers_of_steps_to_come_nothing_is_derived_from_equal_ones() -> None:
+    def plan(**training: Any) -> Plan:
+        federation = {"num_clients": "open", "clients_per_round": 2}
+        config = RunConfig(federation=federation, training=training)
+        return make_plan(FedAvg(), config, {0: 64, 1: 64})
+
+    rule = ALGORITHMS["fedavg_m_vr"]()
+    assert rule.resolve(plan(local_steps=4)).previous_model == "recovered"
+    assert rule.resolve(plan(local_epochs=1)).previous_model == "sent"
+    with pytest.raises(ConfigError, match=r"algorithm.previous_model: got 'recovered'"):
+        ALGORITHMS["fedavg_m_vr"](previous_model="recovered").resolve(plan(local_epochs=1))
+    small = Scaffold(client_learning_rate=0.006)  # ηK is 0.012 with two steps, 0.006 with one
+    assert small.resolve(plan(local_steps=2)).lean_uplink is True
+    assert small.resolve(plan(local_epochs=1)).lean_uplink is False
+
+
+def test_copies_that_nothing_counts_on_are_dropped(tmp_path: Path) -> None:
+    for states in (MemoryStates(), DiskStates(tmp_path)):
+        for i, version in ((0, 1), (0, 2), ("ward 3/5", 2), (7, 1)):
+            states.save(i, version, {"control_variate": torch.ones(3)})
+        states.keep_only({(0, 2), ("ward 3/5", 2), (8, 1)})
+        assert [states._versions(i) for i in (0, "ward 3/5", 7)] == [[2], [2], []]
+    assert len(list(tmp_path.iterdir())) == 2  # and the folder of 7 is gone

@@ -24,9 +24,11 @@ from streams import ClientThread, ServerThread, make_config
 from fedopt_flwr import RunConfig
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.flower import DiskStates
+from fedopt_flwr.rounds.participation import make_plan
 from fedopt_flwr.rounds.record import RoundRecord
 from fedopt_flwr.run.checkpoints import read_checkpoint
 from fedopt_flwr.run.hosts import ClientHost
+from fedopt_flwr.run.resuming import read_run
 
 OPEN: dict[str, Any] = {"num_clients": "open", "forget_after": 3}
 CLIENT = """
@@ -111,6 +113,59 @@ def test_a_client_that_divides_data_must_know_into_how_many_parts(tmp_path: Path
         ClientThread(server, 1, tmp_path / "state", host=ClientHost(whole, [1]))
         server.result()
     assert server.records[-1].clients == [1]
+
+
+class Stop(Exception):
+    """Ends a server in the middle of its run."""
+
+
+@pytest.mark.filterwarnings(
+    "ignore:--resume", "ignore:.*its theory has", "ignore:algorithm.momentum"
+)
+def test_a_resumed_run_keeps_its_step_sizes_and_nothing_of_those_it_does_not_know(
+    tmp_path: Path,
+) -> None:
+    def hosted(server: ServerThread, i: int, parts: int) -> ClientThread:
+        own = RunConfig(federation={"num_clients": parts}, model={"name": "logistic"})
+        return ClientThread(server, i, tmp_path / "state", host=ClientHost(own, [i]))
+
+    config = make_config("padamfed", **OPEN, min_clients=2, clients_per_round=3, num_rounds=8)
+    config["training"] = {"local_epochs": 1, "device": "cpu"}
+    config["output"] = {"directory": str(tmp_path / "run"), "checkpoint_every": 1}
+
+    def on_round(record: RoundRecord) -> None:
+        if record.round == 2:
+            clients.append(hosted(first, 1, 5))
+            first.said.wait_for("client 1: joined with")
+        if record.round == 5:
+            raise Stop
+
+    first = ServerThread(config, on_round=on_round)
+    clients: list[ClientThread] = []
+    with first:
+        clients += [hosted(first, i, 40) for i in (0, 2)]
+        with pytest.raises(Stop):
+            first.result()
+    for client in clients:
+        client.stop()
+    found, checkpoint = read_run(tmp_path / "run")
+    assert len(set(dict(checkpoint.origin.num_examples).values())) > 1
+    terms = tmp_path / "run" / "client-terms"
+    (terms / "client-9").mkdir()
+    (terms / "client-9" / "round-4.safetensors").write_bytes(b"of one that joined and left")
+    rules: list[dict[str, Any]] = []
+    second = ServerThread(found.to_dict(), checkpoint=checkpoint)
+    with second:
+        for i, parts in ((0, 40), (1, 5), (2, 40)):
+            hosted(second, i, parts)
+        result = second.result()
+    rules.append(result.summary["hyperparameters"])
+    plan = make_plan(found.make_rule(), found, checkpoint.server.first)
+    assert list(plan.num_examples) == [0, 2]
+    assert rules == [found.make_rule().resolve(plan).model_dump()]
+    assert not (terms / "client-9").exists()
+    assert sorted(path.name for path in terms.iterdir()) == [f"client-{i}" for i in range(3)]
+    require_means_throughout(tmp_path, range(6, 9))
 
 
 @pytest.mark.slow

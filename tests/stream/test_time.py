@@ -94,6 +94,10 @@ def test_a_start_pass_does_not_say_how_long_a_round_takes() -> None:
     patient.heard("train", 100.0)
     patient.heard("train", 50.0)
     assert patient._limit("train") == 2000
+    assert patient._limit("start") == 600
+    again = patience.Patience(federation, lambda *waiting: None)
+    again.heard("train", 100.0)
+    assert again._limit("start") == 2000  # which is no longer than training
 
 
 def test_a_line_names_ten_clients_at_most() -> None:

@@ -276,8 +276,8 @@ class Desk(SimpleClientManager):
             self._note_leaving(seat)
 
     def _note_leaving(self, seat: Seat) -> None:
-        has_begun = bool(self._members.ids)  # from then on all ids are of members
-        self._roster.away(seat.client_id, seat.ended_because, forget=not has_begun)
+        is_member = seat.client_id in self._members.ids
+        self._roster.away(seat.client_id, seat.ended_because, forget=not is_member)
 
     def dismiss(self, *, awaits_all: bool) -> None:
         """Tell all clients to leave, and take in no more; those that were refused and ask again

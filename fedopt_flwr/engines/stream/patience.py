@@ -35,7 +35,8 @@ class Patience:
     `say` hears once a minute who is waited for: round, clients, seconds. With
     `federation.round_timeout` = "auto" a client is given up, and its stream ended, when it takes 20
     times as long as the slowest reply of the run to an instruction of the same phase, and at least
-    600 s. Before there is one, nobody knows what is long. Other timeouts are Flower's to keep.
+    600 s. Before there is one, nobody knows what is long, except that no phase is longer than
+    training. Other timeouts are Flower's to keep.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Patience:
                 self._say(due[0].round, [q.client_id for q in due], seconds)
 
     def _limit(self, phase: str) -> float:
-        if not self._is_automatic or phase not in self._slowest:
+        known = self._slowest.get(phase, self._slowest.get("train"))
+        if not self._is_automatic or known is None:
             return float("inf")
-        return max(_FACTOR * self._slowest[phase], _LEAST_SECONDS)
+        return max(_FACTOR * known, _LEAST_SECONDS)
