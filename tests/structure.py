@@ -18,10 +18,10 @@ PACKAGE = Path(fedopt_flwr.__file__).parent
 APPS = [PACKAGE.parent / "server_app", PACKAGE.parent / "client_app"]
 FILES = sorted(PACKAGE.rglob("*.py"))
 LIMITS = {
-    "names at the top": 20,
-    "edges between rooms": 100,
+    "names at the top": 22,
+    "edges between rooms": 102,
     "import circles": 0,
-    "source lines": 20_800,
+    "source lines": 21_300,
     "longest function body": 35,
 }
 

@@ -65,8 +65,8 @@ class Client(FederatedClient):
         loading = Loading(function, loader_workers)
         data = as_client_data(dataset, loading).on_device(place)
         held = None if holdout is None else as_client_data(holdout, loading).on_device(place)
-        identity = _identity(client_id, context)
-        require_examples({identity: data})
+        own_id = identity(client_id, context)
+        require_examples({own_id: data})
         loss = function_of("loss", loss)
         own = {} if metric is None else {"metric": function_of("metric", metric)}
         pool = ModelPool([FlatModel(copied(model), place)], loss, metrics=own)
@@ -76,7 +76,7 @@ class Client(FederatedClient):
         if state_lost not in ("fail", "restart"):
             raise ConfigError(f"state_lost: got {state_lost!r}; must be 'fail' or 'restart'")
         self.restarts = state_lost == "restart"
-        super().__init__(identity, data, pool, MemoryStates(), held)
+        super().__init__(own_id, data, pool, MemoryStates(), held)
 
     def prepare(self, instruction: Instruction) -> None:
         """Raise MessageError for another rule, or for a model that the server chose."""
@@ -102,7 +102,8 @@ class Client(FederatedClient):
             self._states = ContextStates(self._context.state, instruction.run)
 
 
-def _identity(client_id: ClientId | None, context: Context | None) -> ClientId:
+def identity(client_id: ClientId | None, context: Context | None) -> ClientId:
+    """Return who a client is; ConfigError if nothing says so."""
     node: dict[str, Any] = {} if context is None else dict(context.node_config)
     for named in (client_id, node.get("client-id"), node.get("partition-id")):
         if named is not None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import RecordDict
-from processes import Processes, free_port, require_c_is_the_mean, wait_until
+from processes import Processes, require_c_is_the_mean, wait_until
+from superlinks import RUN_SECONDS, SuperLink
 
 from fedopt_flwr import ConfigError, MessageError, RunConfig, simulate
 from fedopt_flwr.algorithms import ALGORITHMS
@@ -26,10 +25,7 @@ from fedopt_flwr.flower import ContextStates
 from fedopt_flwr.run.flower_apps import _PLACES, client_of_node, read_run_config
 
 ROOT = Path(__file__).parents[2]
-BIN = Path(sys.executable).parent
 DEFAULTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-# of a whole run: Flower starts a Python for each message, seconds of one core with torch in it
-RUN_SECONDS = 480.0
 RULES = ("fedavg", "scaffold_m", "padamfed", "fadamgc", "mb_storm")  # unlike in what travels
 
 
@@ -111,108 +107,6 @@ def test_ray_gives_the_same_bits_as_one_process(processes: Processes, rule: str)
     assert run.ended() == 0, run.log
     simulate(RunConfig.from_file(None, settings_of(rule, alone)))
     assert vector_in(folder) == vector_in(alone)
-
-
-class SuperLink:
-    """A SuperLink and three SuperNodes on free ports, with a Flower home of their own.
-
-    Under the isolation "process" they start no apps: a SuperExec beside each of them does. As
-    "simulation" it is what `flwr run` starts on its own: there the three nodes are Ray's.
-    """
-
-    def __init__(self, folder: Path, isolation: str) -> None:
-        self.folder, self.home, self._isolation = folder, folder / "flwr", isolation
-        self.home.mkdir()
-        self._control, self._fleet, health = free_port(), free_port(), free_port()
-        connection = f'address = "127.0.0.1:{self._control}"\ninsecure = true\n'
-        (self.home / "config.toml").write_text(f"[superlink.here]\n{connection}")
-        self.environment = os.environ | {
-            "FLWR_HOME": str(self.home),
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "PATH": f"{BIN}:{os.environ['PATH']}",
-        }
-        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
-        self._executors: list[subprocess.Popen[bytes]] = []
-        self._link = self._start(
-            "superlink",
-            *("flower-superlink", "--insecure", "--host", "127.0.0.1"),
-            *("--port", self._control, "--fleet-api-address", f"127.0.0.1:{self._fleet}"),
-            *("--health-server-address", f"127.0.0.1:{health}"),
-            "--disable-runtime-dependency-installation",
-            *(["--simulation"] if isolation == "simulation" else ["--isolation", isolation]),
-        )
-        self._start_executor("link", self._control)
-        wait_until(lambda: self._answers(), lambda: (folder / "superlink.log").read_text())
-        for number in range(0 if isolation == "simulation" else 3):
-            self.start_node(number)
-
-    def _start(self, name: str, *command: object) -> subprocess.Popen[bytes]:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
-                [str(BIN / str(command[0])), *map(str, command[1:])],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.environment,
-                cwd=self.folder,
-                start_new_session=True,
-            )
-
-    def _answers(self) -> bool:
-        result = self._flwr("list", "here")
-        return result.returncode == 0
-
-    def _flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(BIN / "flwr"), *arguments],
-            env=self.environment,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=RUN_SECONDS,
-        )
-
-    def logs(self) -> str:
-        logs = sorted(self.folder.glob("*.log"))
-        return "\n".join(f"{log.name}:\n{log.read_text()[-2000:]}" for log in logs)
-
-    def start_node(self, number: int) -> None:
-        config, port = f'client-id={number} state-dir="{self.folder / "state"}"', free_port()
-        self.nodes[number] = self._start(
-            f"node-{number}",
-            *("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self._fleet}"),
-            *("--host", "127.0.0.1", "--port", port, "--node-config", config),
-            *("--isolation", self._isolation),
-        )
-        self._start_executor(f"node-{number}", port)
-
-    def _start_executor(self, name: str, port: int) -> None:
-        if self._isolation == "process":
-            address = ("--insecure", "--runtime-api-address", f"127.0.0.1:{port}")
-            self._executors.append(self._start(f"exec-{name}", "flower-superexec", *address))
-
-    def stop_node(self, number: int) -> None:
-        os.killpg(self.nodes[number].pid, signal.SIGKILL)
-        self.nodes[number].wait()
-
-    def run(self, run_config: str) -> subprocess.CompletedProcess[str]:
-        nodes = "num-supernodes=3 client-resources-num-cpus=1"
-        simulated = self._isolation == "simulation"
-        options = ["--federation-config", nodes] if simulated else []
-        command = ["run", str(ROOT), "here", "--stream", *options, "--run-config", run_config]
-        return self._flwr(*command)
-
-    def close(self) -> None:
-        for process in [*self._executors, *self.nodes.values(), self._link]:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-@pytest.fixture
-def superlink(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SuperLink]:
-    link = SuperLink(tmp_path, getattr(request, "param", "subprocess"))
-    yield link
-    link.close()
 
 
 @pytest.mark.slow

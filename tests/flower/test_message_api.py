@@ -1,0 +1,297 @@
+"""Our strategies and client functions in an app of Flower's Message API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.client.mod import LocalDpMod, fixedclipping_mod
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import arrays_size_mod, message_size_mod
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+from helpers import as_datasets, linear_model, softmax_clients
+
+from fedopt_flwr import ConfigError, clientapp, clients, serverapp, strategies
+from fedopt_flwr.algorithms import ALGORITHMS, FedAvg
+from fedopt_flwr.engines.pairs import run_pair
+
+DATA = as_datasets(softmax_clients([9, 14, 6]))
+SIZES: dict[str, Any] = {"num_clients": 3, "clients_per_round": 2, "local_steps": 3}
+NAMES = {rule.__name__: name for name, rule in ALGORITHMS.items()}
+ROUNDS = 4
+
+
+def make_app(mods: Any = None, **options: Any) -> ClientApp:
+    app = ClientApp(mods=mods)
+
+    @app.query()
+    def query(message: Message, context: Any) -> Message:
+        return clientapp.query(message, context, dataset=data(context))
+
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        return clientapp.train(
+            message, context, model=linear_model(), dataset=data(context), device="cpu", **options
+        )
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Any) -> Message:
+        return clientapp.evaluate(
+            message, context, model=linear_model(), dataset=data(context), device="cpu", **options
+        )
+
+    return app
+
+
+def data(context: Any) -> Any:
+    return DATA[context.node_config["partition-id"]]
+
+
+class Room(Grid):
+    """A grid whose nodes run an app in this process."""
+
+    def __init__(self, app: ClientApp, count: int = 3) -> None:
+        self.app = app
+        self.contexts = {
+            100 + i: SimpleNamespace(node_config={"partition-id": i}, state=RecordDict())
+            for i in range(count)
+        }
+        # as Flower's runtimes do before a ServerApp begins
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+        self.lost: set[int] = set()
+        self.seen: list[Message] = []
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        return SimpleNamespace(run_id=1)
+
+    def create_message(self, *arguments: Any, **options: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        for message in messages:
+            node = message.metadata.dst_node_id
+            self.seen.append(message)
+            if node in self.lost:
+                continue
+            message.metadata.__dict__["_message_id"] = str(len(self.seen))
+            try:
+                reply = self.app(message, self.contexts[node])  # type: ignore[arg-type]
+            except Exception as error:
+                reply = Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
+            yield reply
+
+
+def start(strategy: serverapp.Strategy, grid: Grid, rounds: int = ROUNDS, **options: Any) -> Any:
+    arrays = ArrayRecord(linear_model().state_dict())
+    return strategy.start(grid, arrays, num_rounds=rounds, **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_rule_ends_with_the_bits_of_the_other_api(name: str) -> None:
+    strategy = getattr(serverapp, name)(linear_model(), **SIZES)
+    result = start(strategy, Room(make_app()))
+    other = getattr(strategies, name)(linear_model(), **SIZES, num_rounds=ROUNDS)
+    own = [
+        clients.Client(linear_model(), part, client_id=i, device="cpu")
+        for i, part in enumerate(DATA)
+    ]
+    arrays = run_pair(other, [client.to_client() for client in own], ROUNDS)
+    for found, expected in zip(result.arrays.to_numpy_ndarrays(), arrays, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert [r.failures for r in strategy.rounds] == [0] * len(strategy.rounds)
+    assert [r.clients for r in strategy.rounds] == [r.clients for r in other.rounds]
+    losses = {r.round: r.train_loss for r in other.rounds if r.round}
+    for number, record in result.train_metrics_clientapp.items():
+        assert record["train_loss"] == pytest.approx(losses[number])
+
+
+def test_every_rule_is_there_under_its_name() -> None:
+    assert {*serverapp.__all__} >= {*NAMES}
+    assert serverapp.PAdaMFed.__doc__ == strategies.PAdaMFed.__doc__
+    with pytest.raises(ConfigError, match=r"padamfed\.momentum"):
+        serverapp.PAdaMFed(linear_model(), momentum=2.0, **SIZES)
+    with pytest.raises(TypeError, match=r"'num_rounds' is not for this API; start\(num_rounds"):
+        serverapp.PAdaMFed(linear_model(), num_rounds=3, **SIZES)
+
+
+def test_evaluation_on_both_sides() -> None:
+    strategy = serverapp.ScaffoldM(linear_model(), fraction_evaluate=1.0, **SIZES)
+    seen = []
+
+    def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
+        seen.append(arrays.to_numpy_ndarrays()[0])
+        return MetricRecord({"loss": 2.0 - 0.1 * number, "accuracy": 0.1 * number})
+
+    def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return float((outputs.argmax(1) == targets).float().mean())
+
+    grid = Room(make_app(metric=accuracy))
+    result = start(
+        strategy,
+        grid,
+        evaluate_fn=evaluate,
+        train_config=ConfigRecord({"lr": 0.25}),
+        evaluate_config=ConfigRecord({"eval": 7}),
+    )
+    assert [*result.evaluate_metrics_serverapp] == [0, 1, 2, 3, 4]
+    np.testing.assert_array_equal(seen[-1], result.arrays.to_numpy_ndarrays()[0])
+    assert [r.test_accuracy for r in strategy.rounds[1:]] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    trained = [m for m in grid.seen if m.metadata.message_type == "train"]
+    assert {m.content["config"].get("lr") for m in trained[3:]} == {0.25}
+    asked = [m for m in grid.seen if m.metadata.message_type == "evaluate"]
+    assert {m.content["config"]["eval"] for m in asked} == {7}
+    assert len(asked) == 12
+    model = linear_model().requires_grad_(False)
+    model.load_state_dict(result.arrays.to_torch_state_dict())
+    losses, hits = [], []
+    for part in DATA:
+        x, y = part.tensors
+        losses.append(float(torch.nn.functional.cross_entropy(model(x), y)) * len(y))
+        hits.append(float((model(x).argmax(1) == y).float().sum()))
+    last = result.evaluate_metrics_clientapp[4]
+    assert last["loss"] == pytest.approx(sum(losses) / 29, rel=1e-5)
+    assert last["metric"] == pytest.approx(sum(hits) / 29)
+
+
+def test_failures_are_counted_for_their_client_and_round() -> None:
+    grid = Room(make_app())
+    strategy = serverapp.Scaffold(linear_model(), **SIZES | {"clients_per_round": 3})
+
+    def break_things(record: Any) -> None:
+        if record.round == 1:
+            grid.lost.add(101)
+        if record.round == 2:
+            grid.lost.clear()
+            grid.app = make_app(loss=no_loss)
+        if record.round == 3:
+            grid.app = make_app()
+
+    strategy._options["on_round"] = break_things
+    start(strategy, grid)
+    assert [r.clients for r in strategy.rounds] == [[0, 1, 2], [0, 1, 2], [0, 2], [], [0, 1, 2]]
+    assert [e["error"] for e in strategy.rounds[2].errors] == ["no answer"]
+    assert all("no loss today" in e["error"] for e in strategy.rounds[3].errors)
+    own = [
+        grid.contexts[100 + i].state.array_records[f"fedopt-{strategy._inner._template.run}/{i}/4"]
+        for i in range(3)
+    ]
+    mean = np.mean([record["control_variate"].numpy() for record in own], axis=0)
+    found = strategy._inner.state["control_variate"].numpy()
+    np.testing.assert_allclose(found, mean, atol=1e-6)
+
+
+def no_loss(outputs: Any, targets: Any) -> Any:
+    raise ValueError("no loss today")
+
+
+def test_mods_that_only_look_work() -> None:
+    found = []
+    for mods in ([], [message_size_mod, arrays_size_mod]):
+        strategy = serverapp.PAdaMFed(linear_model(), **SIZES)
+        result = start(strategy, Room(make_app(mods)))
+        found.append(result.arrays.to_numpy_ndarrays()[0].tobytes())
+        assert [r.failures for r in strategy.rounds] == [0] * 5
+    assert found[0] == found[1]
+
+
+def doubled(message: Message, context: Any, call_next: Callable[..., Message]) -> Message:
+    reply = call_next(message, context)
+    if reply.content.get("arrays"):
+        twice = [2 * array for array in reply.content["arrays"].to_numpy_ndarrays()]
+        reply.content["arrays"] = ArrayRecord(twice)
+    return reply
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [doubled, fixedclipping_mod, LocalDpMod(1.0, 0.1, 1.0, 1e-5)],
+    ids=["own", "clipping", "local privacy"],
+)
+def test_mods_that_change_arrays_are_refused_with_the_reason(mod: Any) -> None:
+    strategy = serverapp.FedAvg(linear_model(), **SIZES)
+    clipping = ConfigRecord({"dpfedavg_adaptive_clip_enabled": True, "clipping_norm": 0.1})
+    app = make_app()
+    asked: list[str] = []
+
+    def on_training(message: Message, context: Any, call_next: Callable[..., Message]) -> Message:
+        asked.append(message.metadata.message_type)
+        if message.metadata.message_type == "train":
+            return mod(message, context, call_next)
+        return call_next(message, context)
+
+    app = make_app([on_training])
+    result = start(strategy, Room(app), rounds=2, train_config=clipping)
+    assert "train" in asked
+    errors = [e["error"] for r in strategy.rounds for e in r.errors]
+    assert len(errors) == 4
+    before = linear_model().state_dict().values()
+    for found, start_value in zip(result.arrays.to_numpy_ndarrays(), before, strict=True):
+        np.testing.assert_array_equal(found, start_value.numpy())
+    if mod is doubled:
+        assert "take it out of the ClientApp" in errors[0]
+
+
+def test_arrays_of_another_model_are_refused() -> None:
+    strategy = serverapp.FedAvg(linear_model(), **SIZES)
+    wrong = {"weight": torch.zeros(2, 2), "extra": torch.zeros(1)}
+    with pytest.raises(ConfigError) as caught:
+        strategy.start(Room(make_app()), ArrayRecord(wrong), num_rounds=1)
+    text = str(caught.value)
+    assert "initial_arrays: '0.weight' is missing; the model's is (3, 4)" in text or (
+        "initial_arrays: 'weight' is (2, 2); the model's is (3, 4)" in text
+    )
+    assert "initial_arrays: 'extra' is none of the model's" in text
+
+
+def test_training_starts_at_the_arrays_that_are_given() -> None:
+    strategy = serverapp.FedAvg(linear_model(), **SIZES, client_learning_rate=1e-9)
+    state = {name: torch.full_like(a, 0.5) for name, a in linear_model().state_dict().items()}
+    result = strategy.start(Room(make_app()), ArrayRecord(state), num_rounds=1)
+    for array in result.arrays.to_numpy_ndarrays():
+        np.testing.assert_allclose(array, 0.5, atol=1e-6)
+
+
+class Halved(FedAvg):
+    name: ClassVar[str] = "halved_by_message"
+
+    def server_update(self, state: Any, replies: Any) -> Any:
+        moved = super().server_update(state, replies)["model"]
+        return state.replace(model=(state["model"] + moved) / 2)
+
+
+def test_a_rule_of_your_own_and_an_open_federation() -> None:
+    try:
+        options = {**SIZES, "num_clients": "open", "min_clients": 2}
+        strategy = serverapp.Strategy(Halved(), linear_model(), **options)
+        grid = Room(make_app())
+        last = grid.contexts.pop(102)
+
+        def on_round(record: Any) -> None:
+            if record.round == 2:
+                grid.contexts[102] = last
+
+        strategy._options["on_round"] = on_round
+        start(strategy, grid)
+        assert [r.members for r in strategy.rounds] == [{}, {}, {"joined": [2]}, {}]
+    finally:
+        ALGORITHMS.pop("halved_by_message", None)
