@@ -7,6 +7,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import nn
 
+from ..algorithm import ClientId
 from ..data import as_client_data, require_examples
 from .app_client import Client, identity
 from .instruction import Instruction
@@ -23,12 +24,15 @@ from .message_records import (
 from .messages import PREFIX
 
 
-def query(message: Message, context: Context, *, dataset: Any) -> Message:
+def query(
+    message: Message, context: Context, *, dataset: Any, client_id: ClientId | None = None
+) -> Message:
     """Answer who this node is and how many examples it trains on.
 
-    The id is `client-id` of the node config, else `partition-id`, which simulations give.
+    The id is `client_id`, the same as `train` is given, else `client-id` of the node config, else
+    `partition-id`, which simulations give.
     """
-    own, data = identity(None, context), as_client_data(dataset)
+    own, data = identity(client_id, context), as_client_data(dataset)
     require_examples({own: data})
     properties: dict[str, Any] = {"client_id": own, "num_examples": data.num_examples}
     return Message(RecordDict({PROPERTIES: ConfigRecord(properties)}), reply_to=message)

@@ -118,7 +118,7 @@ class Strategy(MessageApiStrategy):
         """
         self._evaluate_fn = evaluate_fn
         model = _loaded(self._model, initial_arrays)
-        given = {"round_timeout": timeout, "evaluate_fn": self._measured}
+        given = {"round_timeout": timeout or "none", "evaluate_fn": self._measured}
         self._inner = self._make(model, **self._options, **given, num_rounds=num_rounds)
         self._nodes = _Nodes(grid)
         self._inner.initialize_parameters(self._nodes)
@@ -138,6 +138,8 @@ class Strategy(MessageApiStrategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the server's model and the metrics of the replies that count, averaged by
         examples."""
+        if self._inner.stopped:  # and so nobody was asked
+            return self._arrays(), None
         answers = {reply.metadata.src_node_id: reply for reply in replies}
         known = {node: proxy for node, proxy in self._nodes.proxies.items() if node in answers}
         results = [(proxy, _fit_result(answers[node])) for node, proxy in known.items()]

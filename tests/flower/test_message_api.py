@@ -251,6 +251,25 @@ def test_mods_that_change_arrays_are_refused_with_the_reason(mod: Any) -> None:
         assert "take it out of the ClientApp" in errors[0]
 
 
+def test_a_run_that_stops_asks_nobody_in_the_rounds_that_are_left() -> None:
+    strategy = serverapp.ScaffoldM(
+        linear_model(), **SIZES, stop={"metric": "test_loss", "target": 1.75}
+    )
+    grid = Room(make_app())
+    result = start(
+        strategy, grid, rounds=8, evaluate_fn=lambda n, a: MetricRecord({"loss": 2 - 0.1 * n})
+    )
+    assert [r.round for r in strategy.rounds] == [0, 1, 2, 3]
+    assert strategy.stopped is not None
+    assert strategy.best is not None
+    trained = [m for m in grid.seen if m.metadata.message_type == "train"]
+    assert len(trained) == 3 + 3 * 2
+    for found, best in zip(
+        result.arrays.to_torch_state_dict().values(), strategy.best.values(), strict=True
+    ):
+        assert torch.equal(found, best)
+
+
 def test_arrays_of_another_model_are_refused() -> None:
     strategy = serverapp.FedAvg(linear_model(), **SIZES)
     wrong = {"weight": torch.zeros(2, 2), "extra": torch.zeros(1)}
