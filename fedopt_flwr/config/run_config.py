@@ -128,8 +128,10 @@ class RunConfig(_Section):
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that TOML can hold and that mean the same in every directory."""
         values = self.model_dump(mode="json", exclude_none=True)
-        if self.data.path is not None:
-            values["data"]["path"] = str(Path(os.path.expanduser(self.data.path)).absolute())
+        for section, key in (("data", "path"), ("model", "weights")):
+            if key in values[section]:
+                path = Path(os.path.expanduser(values[section][key]))
+                values[section][key] = str(path.absolute())
         return values
 
 

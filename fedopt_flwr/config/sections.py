@@ -266,6 +266,9 @@ class ModelSection(_Section):
     options: _Options = {}
     loss: str = "cross_entropy"
     metric: str = "accuracy"
+    weights: _Path | None = None  # safetensors file of a state_dict: where training starts
+    weights_prefix: str = ""  # of the file's names that count, taken off
+    weights_strict: bool = True  # file and model must have the same names
 
 
 class EvaluationSection(_Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Required, TypedDict, Unpack
 
 import numpy as np
@@ -17,6 +18,7 @@ from ..algorithms import register
 from ..config.run_config import RunConfig
 from ..config.sections import FederationSection, TrainingSection
 from ..errors import ConfigError
+from ..models.weights import load_weights
 from ..rounds.record import RoundRecord
 from ..rounds.stopping import Stopping
 from ..training.evaluation import Evaluation
@@ -66,6 +68,7 @@ class StrategyOptions(TypedDict, total=False):
     start_timeout: float  # s to wait for all clients
     round_timeout: float  # s for the start pass; none if not given (for rounds: ServerConfig's)
     threads: int  # intra-op threads of a client
+    weights: Path | str | Mapping[str, Tensor]  # file or state_dict of the model: where it starts
     evaluate_fn: EvaluateFn
     on_fit_config_fn: Callable[[int], Metrics]
     fit_metrics_aggregation_fn: Callable[[list[tuple[int, Metrics]]], Metrics]
@@ -101,7 +104,10 @@ class Strategy(FederatedStrategy):
     ) -> None:
         config = self._read_options(options)
         register(type(rule))
-        flat = FlatModel(copied(model), local=config.federation.local_parameters)
+        own, weights = copied(model), options.get("weights")
+        if weights is not None:
+            load_weights(own, Path(weights) if isinstance(weights, str) else weights)
+        flat = FlatModel(own, local=config.federation.local_parameters)
         template = Instruction.for_run(config, flat, (), 0, local_rate(config, rule))
         self.rounds: list[RoundRecord] = []
         self._stopping = Stopping(config.stop)

@@ -83,6 +83,7 @@ class Instruction(_Checked):
     buffers: Literal["average", "local", "none"]
     local_parameters: _Names  # patterns, joined by ","
     local_learning_rate: Rate
+    weights: str = Field(pattern="^([0-9a-f]{64})?$")  # digest of the file that the model starts at
     phase: Phase = "train"  # this and the rest change from round to round
     round: _Number = 0
     algorithm: _Name = ""
@@ -103,6 +104,7 @@ class Instruction(_Checked):
         input_shape: tuple[int, ...],
         num_classes: int,
         local_learning_rate: float = 0.0,
+        weights: str = "",
     ) -> Instruction:
         """Return what stays the same in all rounds, under the name of a new run."""
         federation = config.federation
@@ -127,6 +129,7 @@ class Instruction(_Checked):
             "buffers": federation.buffers if model.has_buffers else "none",
             "local_parameters": ",".join(federation.local_parameters),
             "local_learning_rate": local_learning_rate,
+            "weights": weights,
         }
         return checked(cls, values, "instruction")
 

@@ -17,6 +17,7 @@ from ..errors import ConfigError, FedoptError, FedoptWarning, RunError
 from ..flower import Instruction, ModelPool
 from ..flower.instruction import local_rate
 from ..models import find_model, make_model, seeded_module
+from ..models.weights import load_weights, weights_digest
 from ..own_code import described, file_digest, function_of, is_import_path
 from ..problems import about, collected, raise_together
 from ..randomness import derive
@@ -161,6 +162,9 @@ class Experiment:
                 seed=seed,
                 folders=self.config.import_folders,
             )
+        if section.weights is not None:
+            strict = section.weights_strict
+            load_weights(module, section.weights, section.weights_prefix, strict=strict)
         return FlatModel(module, self.device, self.config.federation.local_parameters)
 
     @cached_property
@@ -170,6 +174,8 @@ class Experiment:
         names = [config.algorithm.name, config.data.name, config.model.name, config.model.loss]
         own = [n for n in (*names, *self.metrics, config.data.collate or "") if is_import_path(n)]
         code = {name: file_digest(name) for name in own}
+        if config.model.weights is not None:
+            code["model.weights"] = weights_digest(config.model.weights)
         return Origin(self._given, fingerprint(self._loaded), code)
 
     def _num_classes(self) -> int:
@@ -210,9 +216,10 @@ class Experiment:
         """Return what stays the same in all instructions, under the name of a new run."""
         shape = self._loaded.input_shape
         classes = self._num_classes()
-        return Instruction.for_run(
-            self.config, self.model, shape, classes, local_rate(self.config, self.rule)
-        )
+        weights = self.config.model.weights
+        digest = "" if weights is None else weights_digest(weights)
+        rate = local_rate(self.config, self.rule)
+        return Instruction.for_run(self.config, self.model, shape, classes, rate, digest)
 
     def pool(self, size: int) -> ModelPool:
         """Return the models of `size` workers; the server's, idle while clients train, is one."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
+from torch import nn
 
 from ..algorithm import ClientId
 from ..algorithms import load_rule
@@ -28,6 +29,7 @@ from ..flower.client import rule_of
 from ..flower.messages import Scalar
 from ..flower.sizes import largest_instruction
 from ..models import make_model
+from ..models.weights import load_weights, weights_digest
 from ..own_code import is_import_path
 from ..problems import foreign_text, validation_problems
 from ..training.devices import pick_device
@@ -142,7 +144,27 @@ class ClientHost:
             folders=self._config.import_folders,
         )
         module = bounded_module(self._config, instruction, make)
+        self._load_weights(module, instruction)
         return FlatModel(module, self._device, instruction.local_patterns)
+
+    def _load_weights(self, module: nn.Module, instruction: Instruction) -> None:
+        """Start where the server does, if this client has the file; it needs the file only for what
+        does not travel."""
+        own = self._config.model
+        digest = "" if own.weights is None else weights_digest(own.weights)
+        if own.weights is not None and digest == instruction.weights:
+            load_weights(module, own.weights, own.weights_prefix, strict=own.weights_strict)
+            return
+        stays = [name for name, p in module.named_parameters() if not p.requires_grad]
+        stays += instruction.local_patterns
+        stays += ["buffers"] if instruction.buffers == "local" else []
+        if stays and digest != instruction.weights:
+            theirs = "a file that this client lacks" if instruction.weights else "no file"
+            ours = "none" if own.weights is None else repr(str(own.weights))
+            raise MessageError(
+                f"model.weights: the server's model starts from {theirs} (this client has {ours}), "
+                f"and {stays[0]!r} does not travel; give both the same file"
+            )
 
 
 class HostedClient(FederatedClient):
