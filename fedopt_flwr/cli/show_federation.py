@@ -42,7 +42,7 @@ class FederationDisplay(RunDisplay):
         here = {i for i, client in self.roster.clients().items() if client.is_here}
         needed = self._federation.clients_to_start
         if self._federation.is_open:
-            return f"{len(here)} clients connected, {needed} start a run"
+            return f"connected: {len(here)}, a run starts with {needed}"
         text = f"{len(here)} of {needed} clients connected"
         few = 0 < needed - len(here) <= _NAMED
         if few and self._ids_are_numbers:

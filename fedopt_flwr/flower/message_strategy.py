@@ -41,6 +41,7 @@ from .messages import to_arrays
 
 _LOG = logging.getLogger("flwr")  # as Flower's own summaries
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+_MOST = 1e30  # of a number that is averaged; NaN is no less
 _NOTHING = Parameters([], "")
 _OF_START = {  # options of the other strategies, and what takes their place here
     "num_rounds": "start(num_rounds=...)",
@@ -291,9 +292,13 @@ def _averaged(replies: Iterable[Message]) -> MetricRecord | None:
     weights: dict[str, float] = {}
     for reply in replies:
         for record in reply.content.metric_records.values():
-            weight = float(record.get(NUM_EXAMPLES, 0))  # type: ignore[arg-type]
+            weight = record.get(NUM_EXAMPLES)
+            if not isinstance(weight, (int, float)) or not 0 < weight < _MOST:
+                continue  # whatever it is, one node's answer ends nothing
             for name, value in record.items():
-                if name != NUM_EXAMPLES and isinstance(value, (int, float)) and weight:
+                if name == NUM_EXAMPLES or not isinstance(value, (int, float)):
+                    continue
+                if abs(value) < _MOST:
                     sums[name] = sums.get(name, 0.0) + weight * value
                     weights[name] = weights.get(name, 0.0) + weight
     return MetricRecord({n: sums[n] / weights[n] for n in sums}) if sums else None

@@ -256,11 +256,29 @@ class FederatedStrategy(Strategy):
         self.asked = list(ids)
         vectors = {"model": self.state["model"]}
         answers = self._ask(self._instruct(phase, ids, vectors, number))
-        expected = expected_arrays(names, self.model, with_buffers=False)
+        return self._usable(answers, dict.fromkeys(ids, names), self.record, phase, number)
+
+    def _usable(
+        self,
+        answers: Mapping[ClientId, FitRes | Exception | str],
+        wanted: Mapping[ClientId, tuple[str, ...]],
+        record: RoundRecord,
+        phase: Phase,
+        number: int | None = None,
+    ) -> dict[ClientId, Upload]:
+        """Return the uploads that hold what is `wanted` of each client asked, by name; why others
+        do not count is noted in the record."""
+        trains = phase == "train"
+        average = self._averages_buffers and trains
+        layouts = {
+            names: expected_arrays(names, self.model, with_buffers=average)
+            for names in {*wanted.values()}
+        }
+        expected = {i: layouts[names] for i, names in wanted.items()}
+        steps = self.state.plan.local_steps if trains else None
         asked_for = self._asked_for(phase, number)
-        uploads = accept(ids, answers, dict.fromkeys(ids, expected), self.record, asked_for)
-        limit = self._config.federation.max_reply_norm
-        return refuse_above(limit, uploads, self.record, phase)
+        uploads = accept(list(wanted), answers, expected, record, asked_for, steps)
+        return refuse_above(self._config.federation.max_reply_norm, uploads, record, phase)
 
     def _ask(
         self, instructions: Sequence[tuple[ClientProxy, FitIns]]
@@ -338,18 +356,8 @@ class FederatedStrategy(Strategy):
     def aggregate_fit(
         self, server_round: int, results: list[Fit], failures: list[Fit | BaseException]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        average = self._averages_buffers
-        expected = {
-            i: expected_arrays(self._rule_of(i).upload_names, self.model, with_buffers=average)
-            for i in self.asked
-        }
-        answers = self._answers(results, failures)
-        steps = self.state.plan.local_steps
-        uploads = accept(
-            self.asked, answers, expected, self.record, self._asked_for("train"), steps
-        )
-        limit = self._config.federation.max_reply_norm
-        uploads = refuse_above(limit, uploads, self.record, "train")
+        wanted = {i: self._rule_of(i).upload_names for i in self.asked}
+        uploads = self._usable(self._answers(results, failures), wanted, self.record, "train")
         for i in self._participation.surplus(uploads):
             del uploads[i]
             self.record.errors.append({"client": i, "phase": "train", "error": TOO_LATE})
@@ -363,7 +371,7 @@ class FederatedStrategy(Strategy):
         self._move_terms(replies)
         state = self._rule_of_round.server_update(self.state, replies)
         buffers = self._buffers
-        if average:
+        if self._averages_buffers:
             total = sum(r.weight for r in replies)
             own = [{n: a for n, a in r.upload.items() if is_buffer_name(n)} for r in replies]
             weights = [r.weight / total for r in replies]
@@ -374,13 +382,8 @@ class FederatedStrategy(Strategy):
     def would_count(self, proxy: ClientProxy, answer: FitRes) -> bool:
         """Whether a reply of this round is of use, whatever else comes."""
         i, record = self.members.id_of(proxy), RoundRecord(self.record.round)
-        names = self._rule_of(i).upload_names
-        expected = expected_arrays(names, self.model, with_buffers=self._averages_buffers)
-        steps = self.state.plan.local_steps
-        asked_for = self._asked_for("train")
-        uploads = accept([i], {i: answer}, {i: expected}, record, asked_for, steps)
-        limit = self._config.federation.max_reply_norm
-        return bool(refuse_above(limit, uploads, record, "train"))
+        wanted = {i: self._rule_of(i).upload_names}
+        return bool(self._usable({i: answer}, wanted, record, "train"))
 
     def _move(
         self, state: ServerState, buffers: dict[str, Tensor], uploads: Mapping[ClientId, Upload]

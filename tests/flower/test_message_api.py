@@ -270,15 +270,35 @@ def test_a_run_that_stops_asks_nobody_in_the_rounds_that_are_left() -> None:
         assert torch.equal(found, best)
 
 
+def test_metrics_that_no_mean_can_hold_are_left_out() -> None:
+    numbers: list[dict[str, Any]] = [
+        {"num-examples": 2, "loss": 1.0, "own": [1.0, 2.0]},
+        {"num-examples": 6, "loss": 3.0, "f1": float("nan")},
+        {"num-examples": [1, 2], "loss": 5.0},
+        {"num-examples": float("inf"), "loss": 5.0},
+        {"loss": 5.0},
+    ]
+    Room(make_app())  # without which no message can be made
+    replies = [
+        Message(
+            RecordDict({"metrics": MetricRecord(own)}),
+            reply_to=Message(RecordDict(), 100, "evaluate"),
+        )
+        for own in numbers
+    ]
+    strategy = serverapp.FedAvg(linear_model(), **SIZES)
+    assert strategy.aggregate_evaluate(1, replies) == MetricRecord({"loss": 2.5})
+
+
 def test_arrays_of_another_model_are_refused() -> None:
     strategy = serverapp.FedAvg(linear_model(), **SIZES)
     wrong = {"weight": torch.zeros(2, 2), "extra": torch.zeros(1)}
     with pytest.raises(ConfigError) as caught:
         strategy.start(Room(make_app()), ArrayRecord(wrong), num_rounds=1)
     text = str(caught.value)
-    assert "initial_arrays: '0.weight' is missing; the model's is (3, 4)" in text or (
-        "initial_arrays: 'weight' is (2, 2); the model's is (3, 4)" in text
-    )
+    for name, own in linear_model().state_dict().items():
+        seen = "(2, 2)" if name == "weight" else "missing"
+        assert f"initial_arrays: {name!r} is {seen}; the model's is {tuple(own.shape)}" in text
     assert "initial_arrays: 'extra' is none of the model's" in text
 
 
