@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import fedopt_flwr
 from fedopt_flwr import ConfigError, RunConfig, simulate
@@ -159,3 +160,60 @@ def test_a_rule_cannot_take_the_name_of_another() -> None:
     assert ALGORITHMS["fedavg"] is FedAvg
     with pytest.raises(ConfigError, match="is no subclass of fedopt_flwr's Algorithm"):
         load_rule("json:loads")
+
+
+def run_example(name: str, folder: Path, *commands: list[str]) -> None:
+    """Copy an example and run commands in its folder, as its files say."""
+    shutil.copytree(EXAMPLES / name, folder, dirs_exist_ok=True)
+    for command in commands:
+        subprocess.run(command, cwd=folder, check=True, timeout=600, capture_output=True)
+
+
+def test_vision_finetune_trains_the_head_alone(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from torchvision.models import resnet18
+
+    torch.manual_seed(1)
+    trunk = resnet18(num_classes=7)  # its head goes
+    torch.save(trunk.state_dict(), tmp_path / "given.pth")
+    numbers = np.random.default_rng(0)
+    (tmp_path / "cifar10").mkdir()
+    for part, count in (("train", 60), ("test", 20)):
+        images = numbers.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        labels = np.arange(count) % 10
+        np.savez(tmp_path / "cifar10" / f"{part}.npz", x=images, y=labels)
+    sizes = ["--set", "federation.num_clients=3", "--set", "federation.clients_per_round=2"]
+    rounds = ["--set", "federation.num_rounds=2", "--set", "output.directory=run"]
+    run_example(
+        "vision_finetune",
+        tmp_path,
+        [sys.executable, "vision_finetune.py", "given.pth", "trunk.safetensors"],
+        [sys.executable, "-m", "fedopt_flwr", "simulate", "federation.toml", *sizes, *rounds],
+    )
+    trained = load_file(tmp_path / "run" / "model.safetensors")
+    for key, value in trunk.state_dict().items():
+        if not key.startswith("fc."):
+            assert torch.equal(trained[f"trunk.{key}"], value), key
+    records = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    last = json.loads(records[-1])
+    assert last["clients"]
+    assert last["uplink_bytes"] < 4 * 4 * 2 * (512 * 10 + 10)  # of 11 million parameters
+
+
+@pytest.mark.slow
+def test_text_lora_from_its_files(real_data: Path, tmp_path: Path) -> None:
+    """A base after few steps: it runs, learns the training loss, and the adapter alone travels."""
+    pytest.importorskip("peft", reason="needs the extra 'text'")
+    small = ["--set", "federation.num_rounds=6", "--set", "algorithm.name=fedavg"]
+    small += ["--set", "algorithm.client_learning_rate=0.3", "--set", "output.directory=run"]
+    run_example(
+        "text_lora",
+        tmp_path,
+        [sys.executable, "prepare.py", "--steps", "20"],
+        [sys.executable, "-m", "fedopt_flwr", "simulate", "federation.toml", *small],
+    )
+    rounds = [json.loads(r) for r in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert not any(record["errors"] for record in rounds)
+    assert rounds[-1]["train_loss"] < rounds[1]["train_loss"]
+    assert rounds[1]["uplink_bytes"] < 5 * 4 * 100_000  # of 1.4 million parameters
+    assert (tmp_path / "run" / "pretrained" / "adapter_model.safetensors").exists()

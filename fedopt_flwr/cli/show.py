@@ -120,7 +120,8 @@ class RunDisplay:
         )
         options = [*_chosen(config.federation, "sampler", "warmup_rounds", "weighting")]
         options += _chosen(config.schedule, *type(config.schedule).model_fields)
-        options += _chosen(training, "weight_decay", "clip_norm", "gradient_momentum")
+        options += _chosen(training, "micro_batch_size", "precision", "weight_decay")
+        options += _chosen(training, "clip_norm", "gradient_momentum")
         if options:
             self._print(", ".join(options))
         self._print_what_is_kept(config, experiment)

@@ -209,6 +209,9 @@ class TrainingSection(_Section):
     local_epochs: Count | None = None
     local_steps: Count | None = Field(None, validate_default=True)  # K; 10 unless by epochs
     batch_size: int = Field(32, ge=0, le=10**9)  # 0: the full local data
+    micro_batch_size: int = Field(0, ge=0, le=10**9)  # examples that are computed at once; 0: all
+    micro_batch_norm: bool = False  # batch norm may see micro-batches in the place of batches
+    precision: Literal["float32", "bf16"] = "float32"  # bf16: outputs and loss; not parameters
     weight_decay: Rate = 0.0  # part of the loss: adds weight_decay · y to ∇F
     clip_norm: Rate = 0.0  # largest norm of the loss's gradient; 0: no limit
     gradient_momentum: float = Field(0.0, ge=0, lt=1)  # within a round, as torch's SGD

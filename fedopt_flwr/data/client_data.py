@@ -16,6 +16,16 @@ from ..errors import DataError
 from ..own_code import described
 
 
+class NamedInputs(dict[str, Any]):
+    """A batch of named columns, of which a model takes those that its `forward` names."""
+
+    @property
+    def alone(self) -> Any:
+        """The only column beside the labels, or None if there are more."""
+        others = [value for name, value in self.items() if name != "labels"]
+        return others[0] if len(others) == 1 else None
+
+
 class ClientData(Protocol):
     """Examples that can be taken by position."""
 
@@ -49,6 +59,7 @@ class Loading:
 
 
 AS_TORCH = Loading()
+_TARGETS = ("labels", "label")  # columns of data sets whose examples are mappings
 
 
 @dataclass(frozen=True)
@@ -182,15 +193,16 @@ def reading(dataset: Any, what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         raise DataError(
             f"data set of type {type(dataset).__name__}: {what} cannot be read: "
-            f"{described(error)}; each example must be a pair (input, target), of tensors, arrays "
-            "or numbers that stack into a batch; for others give a collate function that makes a "
-            "pair of a list of examples"
+            f"{described(error)}; each example must be a pair (input, target), or a dict with a "
+            "'label' or 'labels', of tensors, arrays or numbers that stack into a batch; for "
+            "others give a collate function that makes one of a list of examples"
         ) from error
 
 
 def target_of(example: Any, loading: Loading) -> np.ndarray:
-    """Return the target of one example; of one that is no pair, what the user's function makes."""
-    if loading.collate is None or (isinstance(example, (tuple, list)) and len(example) == 2):
+    """Return the target of one example; of one that has none, what the user's function makes."""
+    has_one = isinstance(example, Mapping) and any(name in example for name in _TARGETS)
+    if loading.collate is None or has_one or _is_pair(example):
         return np.asarray(as_pair(example)[1])
     _, targets = as_pair(loading.collate([example]))
     return np.asarray(targets[0])
@@ -203,16 +215,27 @@ def as_targets(values: list[np.ndarray]) -> np.ndarray:
 
 
 def as_pair(item: Any) -> tuple[Any, Any]:
-    if not isinstance(item, (tuple, list)) or len(item) != 2:
+    """Return inputs and targets; of a mapping, all of it under the names that models use."""
+    if isinstance(item, Mapping):
+        named = NamedInputs({"labels" if k == "label" else k: v for k, v in item.items()})
+        if "labels" not in named:
+            raise TypeError(f"got columns {sorted(map(str, named))} without a 'label' or 'labels'")
+        return named, named["labels"]
+    if not _is_pair(item):
         raise TypeError(f"got {type(item).__name__} instead of a pair")
     return item[0], item[1]
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, (tuple, list)) and len(item) == 2
 
 
 def to_device(value: Any, device: torch.device) -> Any:
     if hasattr(value, "to"):  # tensors, and batches of others' libraries
         return value.to(device)
     if isinstance(value, Mapping):
-        return {key: to_device(item, device) for key, item in value.items()}
+        kind = NamedInputs if isinstance(value, NamedInputs) else dict
+        return kind({key: to_device(item, device) for key, item in value.items()})
     if isinstance(value, (list, tuple)):
         items = [to_device(item, device) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

@@ -22,9 +22,10 @@ from ..errors import ConfigError, DataError, FedoptError
 from ..own_code import described, function_of, is_import_path, load_attribute
 from ..problems import about, collected, raise_together, require_options, unknown_name
 from ..randomness import derive
-from .client_data import ClientData, Loading, Source, TensorData
+from .client_data import AS_TORCH, ClientData, Loading, NamedInputs, Source, TensorData
 from .files import configured_root
 from .holdouts import Part, held_out
+from .hugging_face import split_source
 from .partitions import partition
 from .sources import SOURCES
 from .wrapping import as_client_data
@@ -165,22 +166,29 @@ def _part(clients: Sequence[Part], client_id: ClientId, name: str) -> Part:
 
 
 def from_datasets(
-    client_data: Sequence[Any] | None,
+    client_data: Any | None,
     test_data: Any | None,
     config: RunConfig,
     collate: Collate | None = None,
 ) -> FederatedData:
-    """Wrap the user's own data sets, one a client; the test set may be missing."""
+    """Wrap the user's own data sets, one a client; the test set may be missing.
+
+    A DatasetDict or FederatedDataset has both, and is divided as configured or as it says itself.
+    """
     loading = loading_of(config, collate)
     if client_data is None:
         loaded = load_federated_data(config, collate)
         if test_data is None:
             return loaded
         return replace(loaded, test=_test_data(test_data, loading))
+    source = split_source(client_data, config.federation.num_clients, loading)
+    if source is not None:
+        clients = _divided(source, config.data, config.federation)
+        return _describe(clients, source.test if test_data is None else test_data, None, loading)
     if not isinstance(client_data, Sequence):
         raise ConfigError(
             f"client_data: got an object of type {type(client_data).__name__}; must be a list with "
-            "one map-style data set a client"
+            "one map-style data set a client, a DatasetDict or a FederatedDataset"
         )
     clients = _wrapped(client_data, config.data, config.federation, loading)
     return _describe(clients, test_data, None, loading)
@@ -275,18 +283,20 @@ def _call_loader(section: DataSection, facts: Facts, folders: Iterable[Path]) ->
     seed = derive(facts.seed, "data")
     try:
         with randomness.kept(_CPU, seed):  # one that does not use its seed is the same everywhere
-            train, test = loader(
+            returned = loader(
                 num_clients=facts.num_clients,
                 seed=seed % 2**32,  # as NumPy's own seeds must be
                 **section.options,
             )
+            source = split_source(returned, facts.num_clients, AS_TORCH)
+            source = source or Source(*returned)
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"data.name: {name!r} failed: {described(error)}; it is called with "
             "num_clients, seed and data.options and must return (train, test): train is one data "
             "set, or a list with one data set a client; test may be None"
         ) from error
-    return Source(train, test)
+    return source
 
 
 def _divided(source: Source, section: DataSection, facts: Facts) -> list[Part]:
@@ -323,6 +333,7 @@ def _describe(
     for whom, part in parts.items():
         with collected(unreadable), about(whom), randomness.kept(_CPU):
             inputs, _ = next(part.batches([torch.zeros(1, dtype=torch.int64)], _CPU))
+            inputs = inputs.alone if isinstance(inputs, NamedInputs) else inputs
             shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else ()
             return FederatedData(clients, test, shape, classes, holdouts)
     raise_together(unreadable[:1])

@@ -18,6 +18,7 @@ from ..problems import needing, unknown_name
 from ..randomness import derive
 from .client_data import Source, TensorData
 from .files import configured_root, torchvision_dataset
+from .hugging_face import huggingface
 from .texts import imdb, mr, sst2
 from .tiny_imagenet import tiny_imagenet
 
@@ -201,6 +202,7 @@ SOURCES: dict[str, Callable[..., Source]] = {  # called with the facts it names 
     "sst2": sst2,
     "mr": mr,
     "imdb": imdb,
+    "huggingface": huggingface,
 }
 
 

@@ -9,6 +9,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from ..errors import DataError
 from .client_data import AS_TORCH, ClientData, DatasetData, Loading, TensorData
+from .hugging_face import is_hugging_face, wrap_table
 from .streams import StreamData
 
 
@@ -29,6 +30,8 @@ def as_client_data(dataset: Any, loading: Loading = AS_TORCH) -> ClientData:
         return dataset
     if isinstance(dataset, IterableDataset):
         return StreamData(dataset, loading)
+    if is_hugging_face(dataset, "Dataset"):
+        return wrap_table(dataset, loading)
     _require_map_style(dataset)
     if loading != AS_TORCH:
         return DatasetData(dataset, loading=loading)

@@ -16,10 +16,10 @@ from ..algorithms import register
 from ..data import Loading, as_client_data, require_examples
 from ..errors import ConfigError, MessageError
 from ..own_code import function_of
+from ..training.calling import Loss
 from ..training.devices import pick_device
 from ..training.flat_model import FlatModel, copied
 from ..training.metrics import Metric
-from ..training.objective import Loss
 from .client import FederatedClient, ModelPool
 from .instruction import Instruction
 from .state import ContextStates, DiskStates, MemoryStates

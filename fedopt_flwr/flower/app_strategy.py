@@ -18,7 +18,7 @@ from ..algorithms import register
 from ..config.run_config import RunConfig
 from ..config.sections import FederationSection, TrainingSection
 from ..errors import ConfigError
-from ..models.weights import load_weights
+from ..models.weights import load_weights, plain_state
 from ..rounds.record import RoundRecord
 from ..rounds.stopping import Stopping
 from ..training.evaluation import Evaluation
@@ -52,6 +52,9 @@ class StrategyOptions(TypedDict, total=False):
     local_steps: int  # 10 unless local_epochs is given
     local_epochs: int
     batch_size: int  # 0 is the full local data
+    micro_batch_size: int  # examples that are computed at once; 0: all of a batch
+    micro_batch_norm: bool  # batch norm may see micro-batches in the place of batches
+    precision: Literal["float32", "bf16"]  # of outputs and loss; parameters are float32
     weight_decay: float
     clip_norm: float  # 0: no limit
     gradient_momentum: float
@@ -164,7 +167,7 @@ class Strategy(FederatedStrategy):
         self.rounds.append(record)
         if self._stopping.hear(record):
             self.write_to_model()
-            self.best = copy.deepcopy(self.model.module.state_dict())
+            self.best = copy.deepcopy(plain_state(self.model.module))
         if self._also_on_round is not None:
             self._also_on_round(record)
 

@@ -22,10 +22,11 @@ from ..errors import FedoptError, FedoptWarning, MessageError
 from ..own_code import described
 from ..problems import foreign_text, unknown_name
 from ..randomness import derive, kept
+from ..training.calling import Loss
 from ..training.evaluation import evaluate, usable_metrics
 from ..training.flat_model import LOCAL_PARAMETERS, FlatModel, is_buffer_name
 from ..training.metrics import Metric
-from ..training.objective import Loss, ModelObjective, batch_positions
+from ..training.objective import ModelObjective, batch_positions
 from .evaluations import HeldOut
 from .instruction import Instruction
 from .messages import NEVER, PREFIX, Scalar, decode, expected_arrays, repeated
@@ -157,14 +158,22 @@ class FederatedClient(NumPyClient):
         if buffers:
             model.write_buffers({name: array.to(model.device) for name, array in buffers.items()})
         loss, local = self._models.loss, instruction.buffers == "local" and model.has_buffers
+        at_once = instruction.micro_batch_size
         seed = derive(instruction.seed, "holdout", self.client_id, instruction.round)
         with kept(model.device, seed) if self._models.is_one else nullcontext():
             measures = usable_metrics(self.metrics(instruction), self.holdout)
-            found = evaluate(model, self.holdout, loss, measures, use_batch_statistics=local)
+            found = evaluate(
+                model,
+                self.holdout,
+                loss,
+                measures,
+                use_batch_statistics=local,
+                micro_batch_size=at_once,
+            )
             if not (local or model.local):
                 return HeldOut.of(self.holdout.num_examples, found, None)
             self._take_own_parts(instruction, model)
-            own = evaluate(model, self.holdout, loss, measures)
+            own = evaluate(model, self.holdout, loss, measures, micro_batch_size=at_once)
         return HeldOut.of(self.holdout.num_examples, found, own)
 
     def _take_own_parts(self, instruction: Instruction, model: FlatModel) -> None:
@@ -265,6 +274,8 @@ class FederatedClient(NumPyClient):
             instruction.gradient_momentum,
             derive(instruction.seed, "initial batch", self.client_id, instruction.round),
             instruction.local_learning_rate if instruction.phase == "train" else 0.0,
+            instruction.micro_batch_size,
+            instruction.precision,
         )
 
     def evaluate(
@@ -282,14 +293,17 @@ class FederatedClient(NumPyClient):
         if instruction is not None:
             self.prepare(instruction)
         loss, metrics = self._models.loss, self._models.metrics
+        at_once = instruction.micro_batch_size if instruction else 0
         with self._models.borrow() as model:
             model.load_state_arrays(parameters)
             local = instruction is not None and instruction.buffers == "local"
-            found = evaluate(model, data, loss, metrics, use_batch_statistics=local)
+            found = evaluate(
+                model, data, loss, metrics, use_batch_statistics=local, micro_batch_size=at_once
+            )
             report: dict[str, Scalar] = dict(found.known)
             if instruction is not None and (model.local or local):
                 self._take_own_parts(instruction, model)
-                own = evaluate(model, data, loss, metrics)
+                own = evaluate(model, data, loss, metrics, micro_batch_size=at_once)
                 report |= {"own_loss": own.loss, **{f"own_{n}": v for n, v in own.known.items()}}
         return found.loss, data.num_examples, report
 

@@ -20,10 +20,11 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError, from_json
+from torch import nn
 
 from ..algorithm import Algorithm
 from ..config.run_config import RunConfig
-from ..config.sections import MAX_SEED, Rate
+from ..config.sections import MAX_SEED, Rate, TrainingSection
 from ..errors import ConfigError, MessageError
 from ..problems import foreign_text, validation_problems
 from ..rounds.record import NOT_FINITE
@@ -77,6 +78,8 @@ class Instruction(_Checked):
     local_steps: _Number  # 0: local_epochs count
     local_epochs: _Number
     batch_size: _Number
+    micro_batch_size: _Number  # 0: a batch is computed at once
+    precision: Literal["float32", "bf16"]
     weight_decay: Rate
     clip_norm: Rate
     gradient_momentum: float = Field(ge=0, lt=1)
@@ -106,7 +109,10 @@ class Instruction(_Checked):
         local_learning_rate: float = 0.0,
         weights: str = "",
     ) -> Instruction:
-        """Return what stays the same in all rounds, under the name of a new run."""
+        """Return what stays the same in all rounds, under the name of a new run.
+
+        ConfigError where batch norm would see micro-batches and nobody said that it may.
+        """
         federation = config.federation
         training = config.training
         metrics = dict.fromkeys([config.model.metric, *config.evaluation.metrics])
@@ -123,6 +129,8 @@ class Instruction(_Checked):
             "local_steps": training.local_steps or 0,
             "local_epochs": training.local_epochs or 0,
             "batch_size": training.batch_size,
+            "micro_batch_size": _micro_batch_size(training, model),
+            "precision": training.precision,
             "weight_decay": training.weight_decay,
             "clip_norm": training.clip_norm,
             "gradient_momentum": training.gradient_momentum,
@@ -211,6 +219,22 @@ def checked(kind: type[_Kind], values: Mapping[str, Any], what: str) -> _Kind:
     except ValidationError as error:
         problems = "; ".join(validation_problems(error, kind))
         raise MessageError(foreign_text(f"{what}: {problems}")) from None
+
+
+def _micro_batch_size(training: TrainingSection, model: FlatModel) -> int:
+    size = training.micro_batch_size
+    norms = [
+        name
+        for name, layer in model.module.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    ]
+    if size and norms and not training.micro_batch_norm:
+        raise ConfigError(
+            f"training.micro_batch_size: got {size}, and {norms[0]!r} is batch norm, whose "
+            "statistics would be those of micro-batches; use group norm, leave it out, or allow it "
+            "with training.micro_batch_norm = true"
+        )
+    return size
 
 
 def local_rate(config: RunConfig, rule: Algorithm) -> float:

@@ -16,6 +16,15 @@ from ..errors import ConfigError
 _NAMED = 5  # names of a problem
 
 
+def plain_state(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's state_dict under the names that it has without torch.compile."""
+    return {plain_name(name): value for name, value in module.state_dict().items()}
+
+
+def plain_name(name: str) -> str:
+    return name.replace("_orig_mod.", "")
+
+
 def load_weights(
     module: nn.Module,
     weights: Path | Mapping[str, Tensor],
@@ -33,7 +42,7 @@ def load_weights(
     source = f"{str(weights)!r}" if isinstance(weights, Path) else "the state_dict"
     found = _read(weights) if isinstance(weights, Path) else dict(weights)
     found = {n.removeprefix(prefix): a for n, a in found.items() if n.startswith(prefix)}
-    own = module.state_dict()
+    own = plain_state(module)
     problems = [
         f"model.weights: {name!r} is {list(found[name].shape)} in {source}; the model's is "
         f"{list(array.shape)}; take a file of this model"

@@ -17,11 +17,12 @@ from typing import Any, TextIO
 import filelock
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import ConfigError, RunError
 from ..files import remove_rests, replacing, tensor_bytes
 from ..flower.open_federation import FOLDER
+from ..models.weights import plain_state
 from ..rounds.record import RoundRecord, as_json
 from .checkpoints import (
     Checkpoint,
@@ -30,6 +31,7 @@ from .checkpoints import (
     remove_checkpoints_after,
     write_checkpoint,
 )
+from .pretrained import PRETRAINED, write_pretrained
 from .result import Outcome
 
 CONFIG = "config.toml"
@@ -79,8 +81,9 @@ class RunDirectory:
                 f"output.directory: {str(self.path)!r} already holds a run; name another folder or "
                 f"remove this one{more}"
             )
-        names = (CONFIG, SUMMARY, MODEL, BEST, CURVES, FOLDER, "checkpoint-*.safetensors")
-        present = [path.name for name in names for path in self.path.glob(name)]
+        names = (CONFIG, SUMMARY, MODEL, BEST, CURVES, FOLDER, PRETRAINED)
+        patterns = (*names, "checkpoint-*.safetensors")
+        present = [path.name for name in patterns for path in self.path.glob(name)]
         if present:
             raise ConfigError(
                 f"output.directory: {str(self.path)!r} holds a {present[0]!r}, which a run would "
@@ -127,6 +130,7 @@ class RunDirectory:
         """
         self._take_lock()
         try:
+            shutil.rmtree(self.path / PRETRAINED, ignore_errors=True)
             for name in (ROUNDS, SUMMARY, MODEL, BEST, CURVES, CONFIG):
                 (self.path / name).unlink(missing_ok=True)
         finally:
@@ -155,6 +159,7 @@ class RunDirectory:
         with self._writing("records"):
             remove_rests(self.path)
             remove_checkpoints_after(self.path, done.stop - 1)
+            shutil.rmtree(self.path / PRETRAINED, ignore_errors=True)
             for name in (SUMMARY, MODEL, CURVES):  # of a run that had stopped
                 (self.path / name).unlink(missing_ok=True)
             with replacing(rounds) as file:
@@ -198,14 +203,15 @@ class RunDirectory:
             with contextlib.suppress(OSError, ValueError):  # things are in it, or it was not made
                 folder.rmdir()
 
-    def write_results(self, summary: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
+    def write_results(self, summary: Mapping[str, Any], model: nn.Module) -> None:
         """Write the summary and the model; neither holds a time, an engine or a version's name."""
 
         def write() -> None:
             with replacing(self.path / SUMMARY) as file:
                 file.write(json.dumps(as_json(summary), indent=2).encode() + b"\n")
             with replacing(self.path / MODEL) as file:
-                file.write(tensor_bytes(model))
+                file.write(tensor_bytes(plain_state(model)))
+            write_pretrained(model, self.path)
 
         with self._writing("results"):
             _while_files_are_short(write)

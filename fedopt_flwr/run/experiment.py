@@ -21,13 +21,13 @@ from ..models.weights import load_weights, weights_digest
 from ..own_code import described, file_digest, function_of, is_import_path
 from ..problems import about, collected, raise_together
 from ..randomness import derive
+from ..training.calling import Loss
 from ..training.devices import pick_device
 from ..training.diagnostics import Diagnosis, diagnose
 from ..training.dry_run import try_evaluation, try_training
 from ..training.evaluation import Evaluation, evaluate, named_loss, named_metric, usable_metrics
 from ..training.flat_model import FlatModel
 from ..training.metrics import Metric
-from ..training.objective import Loss
 from .checkpoints import Origin
 
 
@@ -128,11 +128,26 @@ class Experiment:
         clients: dict[ClientId, ClientData] = dict(enumerate(self.data.clients))
         test = self.data.test
         clients |= {f"{i}, held out": data for i, data in enumerate(self.data.holdouts) if data}
-        is_random = try_training(self.model, self.loss, clients, self.config.training.batch_size)
+        training = self.config.training
+        is_random = try_training(
+            self.model,
+            self.loss,
+            clients,
+            training.batch_size,
+            micro_batch_size=training.micro_batch_size,
+            precision=training.precision,
+        )
         is_random |= self.config.data.loader_workers > 0  # which draw in processes of their own
         if test is not None:
             local = self.has_local_buffers
-            try_evaluation(self.model, self.loss, self.metrics, test, use_batch_statistics=local)
+            try_evaluation(
+                self.model,
+                self.loss,
+                self.metrics,
+                test,
+                use_batch_statistics=local,
+                micro_batch_size=training.micro_batch_size,
+            )
         return is_random
 
     @property
@@ -200,17 +215,30 @@ class Experiment:
         local = self.has_local_buffers
         try:
             with randomness.kept(self.device, derive(self.config.federation.seed, "evaluation")):
-                return evaluate(model, test, self.loss, self.metrics, use_batch_statistics=local)
+                return evaluate(
+                    model,
+                    test,
+                    self.loss,
+                    self.metrics,
+                    use_batch_statistics=local,
+                    micro_batch_size=self.config.training.micro_batch_size,
+                )
         except (Exception, SystemExit) as error:  # of the user's module, loss, metric or data
             raise RunError(f"evaluation on the test data failed: {described(error)}") from error
 
     def diagnose(self, model: FlatModel, plan: Plan) -> Diagnosis:
         """Measure f and ∇f over the training data of all clients, which must be here."""
         parts = [(plan.importance[i], data) for i, data in enumerate(self.data.clients)]
-        decay = self.config.training.weight_decay
-        local = self.has_local_buffers
+        training = self.config.training
         with randomness.kept(self.device, derive(self.config.federation.seed, "diagnostics")):
-            return diagnose(model, parts, self.loss, weight_decay=decay, use_batch_statistics=local)
+            return diagnose(
+                model,
+                parts,
+                self.loss,
+                weight_decay=training.weight_decay,
+                use_batch_statistics=self.has_local_buffers,
+                micro_batch_size=training.micro_batch_size,
+            )
 
     def template(self) -> Instruction:
         """Return what stays the same in all instructions, under the name of a new run."""

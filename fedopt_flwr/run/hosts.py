@@ -107,7 +107,15 @@ class ClientHost:
         # a client that fails here fails in its rounds, as in a simulation; others may train
         own = {i: part.train for i, part in self._data.items()}
         own |= {f"{i}, held out": p.holdout for i, p in self._data.items() if p.holdout}
-        try_training(model, loss, own, instruction.batch_size, are_all=False)
+        try_training(
+            model,
+            loss,
+            own,
+            instruction.batch_size,
+            are_all=False,
+            micro_batch_size=instruction.micro_batch_size,
+            precision=instruction.precision,
+        )
         return ModelPool([model], loss)
 
     def metrics(self, instruction: Instruction) -> dict[str, Metric]:

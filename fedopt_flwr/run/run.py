@@ -16,6 +16,7 @@ from ..algorithm import Algorithm, ClientId, Plan
 from ..errors import EndOfRun, FedoptError, FedoptWarning, RunError
 from ..flower import FederatedStrategy
 from ..flower.open_federation import Ledger, make_ledger
+from ..models.weights import plain_state
 from ..own_code import described, is_import_path
 from ..rounds.record import RoundRecord
 from ..rounds.stopping import Stopping
@@ -203,7 +204,7 @@ class Run:
 
     def _keep_best(self) -> None:
         self.strategy.write_to_model()
-        state = self.strategy.model.module.state_dict()
+        state = plain_state(self.strategy.model.module)
         self._best = {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
         self._write_best()
 
@@ -323,7 +324,7 @@ class Run:
     def _write_results(self, directory: RunDirectory, result: Result) -> None:
         config = self._experiment.config
         name = self.strategy.rule.name
-        directory.write_results(result.summary, result.model.state_dict())
+        directory.write_results(result.summary, result.model)
         title = (
             f"{config.data.name}, {config.model.name}: {len(self.strategy.members.ids)} clients, "
             f"{config.federation.clients_per_round} a round"

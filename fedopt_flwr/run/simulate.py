@@ -14,8 +14,8 @@ from ..data import Collate, from_datasets
 from ..engines.in_process import run_in_process
 from ..errors import ConfigError, FedoptWarning
 from ..flower import FederatedClient, MemoryStates
+from ..training.calling import Loss
 from ..training.metrics import Metric
-from ..training.objective import Loss
 from .checkpoints import Checkpoint
 from .experiment import Experiment
 from .result import Result

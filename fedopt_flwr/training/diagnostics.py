@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from ..data import ClientData
+from .calling import Loss, loss_of, outputs_of
 from .evaluation import evaluating
 from .flat_model import FlatModel
-from .objective import Loss, evaluation_chunks, outputs_of
+from .objective import evaluation_chunks
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ def diagnose(
     *,
     weight_decay: float = 0.0,
     use_batch_statistics: bool = False,
+    micro_batch_size: int = 0,
 ) -> Diagnosis:
     """Measure the model as it stands, as it is evaluated: no dropout, no clipping.
 
@@ -39,11 +41,11 @@ def diagnose(
     cudnn = torch.backends.cudnn.flags(enabled=False)
     with evaluating(model, use_batch_statistics), torch.enable_grad(), cudnn:
         for share, data in parts:
-            chunks = evaluation_chunks(torch.arange(data.num_examples))
+            chunks = evaluation_chunks(torch.arange(data.num_examples), micro_batch_size)
             for rows, batch in zip(chunks, data.batches(chunks, model.device), strict=True):
                 inputs, targets = batch
                 model.gradient.zero_()
-                mean = loss(outputs_of(model.module, inputs, len(rows)), targets)
+                mean = loss_of(loss, outputs_of(model.module, inputs, len(rows)), targets)
                 mean.backward()  # type: ignore[no-untyped-call]
                 weight = share * len(rows) / data.num_examples
                 gradient.add_(model.gradient, alpha=weight)

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from .. import randomness
 from ..algorithm import ClientId
@@ -18,11 +17,21 @@ from ..data import ClientData
 from ..errors import ConfigError, DataError, FedoptError, FedoptWarning
 from ..own_code import described
 from ..problems import about
+from .calling import (
+    IGNORED,
+    Loss,
+    is_on_classes,
+    is_torchs,
+    loss_of,
+    mixed,
+    outputs_of,
+    scores_of,
+)
 from .evaluation import evaluate, evaluating
 from .flat_model import FlatModel
 from .joining import on_cpu
 from .metrics import Metric, Values, add_values
-from .objective import Loss, evaluation_chunks, outputs_of
+from .objective import evaluation_chunks, parts_of
 from .shapes import ShapeError, require_one_shape
 
 _MODEL_FITS = (
@@ -36,7 +45,6 @@ _METRIC_RETURNS = (
     "it is called with (outputs, targets) of the whole test set and must return a number, or a "
     "dict of numbers by names that no other metric has"
 )
-_ON_CLASSES = (functional.cross_entropy, functional.nll_loss)
 
 
 class UnknownClassError(DataError):
@@ -58,6 +66,8 @@ def try_training(
     batch_size: int = 0,
     *,
     are_all: bool = True,
+    micro_batch_size: int = 0,
+    precision: str = "float32",
 ) -> bool:
     """Take the gradient of one batch of each kind of data; say if one drew from a global generator,
     as dropout and random crops do.
@@ -78,9 +88,11 @@ def try_training(
             with randomness.kept(model.device):
                 kind = _kind(_take(data, first, model, whom))
                 if kind not in classes:
-                    count = min(batch_size or data.num_examples, data.num_examples)
+                    whole = min(batch_size or data.num_examples, data.num_examples)
+                    count = len(parts_of(torch.arange(whole), micro_batch_size)[0])
                     before = randomness.state(model.device)
-                    classes[kind] = _try_step(model, loss, data, count, whom)
+                    with mixed(model.device, precision):
+                        classes[kind] = _try_step(model, loss, data, count, whom)
                     is_random |= before != randomness.state(model.device)
         except (UnknownClassError, ShapeError):
             raise
@@ -116,10 +128,11 @@ def try_evaluation(
     test: ClientData,
     *,
     use_batch_statistics: bool = False,
+    micro_batch_size: int = 0,
 ) -> None:
     """Evaluate as much of the test data as is evaluated at once; ConfigError or DataError say what
     fails."""
-    count = len(evaluation_chunks(torch.arange(test.num_examples))[0])
+    count = len(evaluation_chunks(torch.arange(test.num_examples), micro_batch_size)[0])
     with (
         randomness.kept(model.device),
         _unchanged(model),
@@ -136,7 +149,13 @@ def try_evaluation(
             _call(
                 f"evaluation.metrics: {name!r}" if len(tried) > 1 else "model.metric",
                 partial(
-                    evaluate, model, test, loss, tried, use_batch_statistics=use_batch_statistics
+                    evaluate,
+                    model,
+                    test,
+                    loss,
+                    tried,
+                    use_batch_statistics=use_batch_statistics,
+                    micro_batch_size=micro_batch_size,
                 ),
                 batch.seen,
                 _METRIC_RETURNS,
@@ -160,10 +179,11 @@ def _try_batch(model: FlatModel, loss: Loss, data: ClientData, count: int, whom:
     inputs, targets = _take(data, rows, model, whom)
     seen = f"inputs {_shown(inputs)} and targets {_shown(targets)} of {whom}"
     outputs = _call("model", lambda: outputs_of(model.module, inputs, count), seen, _MODEL_FITS)
-    num_classes = _num_classes(loss, outputs, targets)
-    _require_labels(data, loss, num_classes, whom, targets)
-    require_one_shape(loss, outputs, targets)
-    value = _call("model.loss", lambda: loss(outputs, targets), seen, _LOSS_RETURNS)
+    compared = scores_of(outputs, targets) if is_torchs(loss) else (outputs, targets)
+    num_classes = _num_classes(loss, *compared)
+    _require_labels(data, loss, num_classes, whom, compared[1])
+    require_one_shape(loss, *compared)
+    value = _call("model.loss", lambda: loss_of(loss, outputs, targets), seen, _LOSS_RETURNS)
     return _Batch(outputs, targets, value, num_classes, seen)
 
 
@@ -199,7 +219,7 @@ def _call(field: str, function: Callable[[], Any], seen: str, remedy: str) -> An
 
 
 def _num_classes(loss: Loss, outputs: Any, targets: Any) -> int | None:
-    if loss not in _ON_CLASSES and not isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
+    if not is_on_classes(loss):
         return None
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
         return None
@@ -218,7 +238,7 @@ def _require_labels(
         batch = torch.as_tensor(known.astype("int64"))
     if batch is None:
         return
-    none = getattr(loss, "ignore_index", -100)
+    none = getattr(loss, "ignore_index", IGNORED)
     wrong = batch[((batch < 0) & (batch != none)) | (batch >= num_classes)]
     if len(wrong):
         raise UnknownClassError(
@@ -232,7 +252,7 @@ def _kind(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.dtype, value.ndim
     if isinstance(value, Mapping):
-        return tuple(sorted((str(key), _kind(item)) for key, item in value.items()))
+        return tuple((str(key), _kind(value[key])) for key in sorted(value, key=str))
     if isinstance(value, (tuple, list)):
         return tuple(_kind(item) for item in value)
     return type(value)
@@ -241,4 +261,6 @@ def _kind(value: Any) -> Any:
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_shown(item)}' for key, item in value.items())}}}"
     return type(value).__name__

@@ -16,16 +16,20 @@ from ..data import ClientData
 from ..errors import ConfigError
 from ..own_code import function_of, is_import_path, load_attribute
 from ..problems import unknown_name
+from .calling import Loss, counted, loss_of, models_own_loss, outputs_of
 from .flat_model import FlatModel
 from .joining import measured, on_cpu
 from .metrics import METRICS, Metric, Summed, Values, add_values
-from .objective import Loss, evaluation_chunks, outputs_of
+from .objective import evaluation_chunks
 
-_LOSSES: dict[str, Loss] = {"cross_entropy": functional.cross_entropy}
+_LOSSES: dict[str, Loss] = {"cross_entropy": functional.cross_entropy, "model": models_own_loss}
 
 
 def named_loss(name: str, folders: Iterable[Path] = ()) -> Loss:
-    """Return the loss of that name: a callable (outputs, targets) -> mean over the batch."""
+    """Return the loss of that name: a callable (outputs, targets) -> mean over the batch.
+
+    "model" is the one that a model returns itself.
+    """
     loss: Loss = _named("model.loss", name, _LOSSES, folders)
     return loss
 
@@ -98,16 +102,18 @@ def evaluate(
     metrics: Mapping[str, Metric],
     *,
     use_batch_statistics: bool = False,
+    micro_batch_size: int = 0,
 ) -> Evaluation:
     """Return the mean loss over `data` of the model as it stands, and the metrics of all of it.
 
-    A metric that is no `Summed` is called once, on the CPU, with the outputs and targets of all
-    examples. With `use_batch_statistics` batch norm layers normalise by the batch instead of by
+    No more examples than `micro_batch_size` are evaluated at once, or 500 where that is 0. A metric
+    that is no `Summed` is called once, on the CPU, with the outputs and targets of all examples.
+    With `use_batch_statistics` batch norm layers normalise by the batch instead of by
     their running statistics, which stay as they were.
     """
-    chunks = evaluation_chunks(torch.arange(data.num_examples))
+    chunks = evaluation_chunks(torch.arange(data.num_examples), micro_batch_size)
     sizes = [len(rows) for rows in chunks]
-    losses: list[Any] = []  # read at the end: reading waits for the GPU
+    losses: list[tuple[Any, Any]] = []  # read at the end: reading waits for the GPU
     summed = {name: metric for name, metric in metrics.items() if isinstance(metric, Summed)}
     whole = {name: metric for name, metric in metrics.items() if name not in summed}
     sums: dict[str, Tensor] = {}
@@ -115,7 +121,8 @@ def evaluate(
     with evaluating(model, use_batch_statistics):
         for size, (inputs, targets) in zip(sizes, data.batches(chunks, model.device), strict=True):
             outputs = outputs_of(model.module, inputs, size)
-            losses.append(loss(outputs, targets) + 0)  # a copy: it may return one tensor each time
+            value = loss_of(loss, outputs, targets) + 0  # it may return one tensor each time
+            losses.append((value, counted(loss, outputs, targets, size)))
             for name, metric in summed.items():
                 part = metric.sums(outputs, targets)
                 sums[name] = sums[name] + part if name in sums else part
@@ -126,9 +133,10 @@ def evaluate(
     values: Values = {}
     for name in metrics:
         add_values(values, name, found[name])
-    return Evaluation(_mean(losses, sizes), values)
+    return Evaluation(_mean(losses), values)
 
 
-def _mean(values: list[Any], sizes: list[int]) -> float:
-    total = sum(float(value) * size for value, size in zip(values, sizes, strict=True))
-    return total / sum(sizes)
+def _mean(parts: list[tuple[Any, Any]]) -> float:
+    weighted = [(float(value), float(weight)) for value, weight in parts]
+    weighted = [part for part in weighted if part[1]] or weighted  # without means of no target
+    return sum(value * weight for value, weight in weighted) / sum(w for _, w in weighted)

@@ -14,6 +14,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ..algorithm import weighted_sum
 from ..errors import ModelError
+from ..models.weights import plain_name
 
 _BUFFER_PREFIX = "buffers."
 LOCAL_PARAMETERS = "local_parameters"  # the name of a client's own ones in its state
@@ -196,7 +197,7 @@ def _matching(trainable: Mapping[str, nn.Parameter], patterns: Sequence[str]) ->
 
 
 def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+    return {plain_name(name): p for name, p in module.named_parameters() if p.requires_grad}
 
 
 def _require_trainable(trainable: dict[str, nn.Parameter]) -> None:

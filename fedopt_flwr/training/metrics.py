@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from .calling import IGNORED, scores_of
 
 Metric = Callable[[Any, Any], Any]  # (outputs, targets) -> a number, None, or a dict of those
+_LARGEST_EXPONENT = 700.0  # whose power is still a float
 Values = dict[str, float | None]  # by name; None: no value, as AUROC has none with one class
-_IGNORED = -100  # a target that PyTorch's losses leave out by default
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def _decided(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     else:
         predicted = outputs.argmax(dim=1).reshape(-1)
     true = targets.reshape(-1).long()
-    counts = true != _IGNORED
+    counts = true != IGNORED
     return predicted[counts], true[counts]
 
 
@@ -94,7 +97,7 @@ def _auroc(outputs: Tensor, targets: Tensor) -> float | None:
     """
     from sklearn.metrics import roc_auc_score
 
-    counts = targets.reshape(-1).long() != _IGNORED
+    counts = targets.reshape(-1).long() != IGNORED
     true = targets.reshape(-1).long()[counts].numpy()
     if not torch.isfinite(outputs).all():
         return None
@@ -123,14 +126,32 @@ def _errors(power: int) -> Callable[[Any, Any], Tensor]:
     return sums
 
 
-accuracy = Summed(_hits, _ratio)
+def _surprise(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the sum of the cross entropies of the targets that count, and their number."""
+    losses = functional.cross_entropy(outputs.float(), targets, reduction="sum")
+    return torch.stack([losses.double(), (targets != IGNORED).sum().double()])
+
+
+def _perplexity(sums: Tensor) -> float | None:
+    mean = _ratio(sums)
+    return None if mean is None else math.exp(min(mean, _LARGEST_EXPONENT))
+
+
+def _of_scores(metric: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda outputs, targets: metric(*scores_of(outputs, targets))
+
+
+accuracy = Summed(_of_scores(_hits), _ratio)
 METRICS: dict[str, Metric] = {
     "accuracy": accuracy,  # share of examples whose largest output is the target, in [0, 1]
-    "balanced_accuracy": Summed(_confusion, _of_confusion("balanced_accuracy")),  # mean recall
-    "f1": Summed(_confusion, _of_confusion("f1")),  # mean over the classes
-    "auroc": _auroc,
-    "mse": Summed(_errors(2), _ratio),
-    "mae": Summed(_errors(1), _ratio),
+    "balanced_accuracy": Summed(
+        _of_scores(_confusion), _of_confusion("balanced_accuracy")
+    ),  # mean recall
+    "f1": Summed(_of_scores(_confusion), _of_confusion("f1")),  # mean over the classes
+    "auroc": _of_scores(_auroc),
+    "mse": Summed(_of_scores(_errors(2)), _ratio),
+    "mae": Summed(_of_scores(_errors(1)), _ratio),
+    "perplexity": Summed(_of_scores(_surprise), _perplexity),  # exp of the mean cross entropy
 }
 
 

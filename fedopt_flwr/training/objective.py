@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import ClientData
+from .calling import Loss, counted, loss_of, mixed, outputs_of
 from .flat_model import FlatModel
 
-Loss = Callable[[Any, Any], Tensor]
 _EVALUATION_BATCH = 500
+
+
+class _Part(NamedTuple):
+    """What is computed at once: a minibatch, or a micro-batch of one."""
+
+    inputs: Any
+    targets: Any
+    size: int
 
 
 def num_steps(
@@ -66,6 +74,10 @@ class ModelObjective:
     step of plain SGD a batch, along its last gradient, with weight decay and nothing else, after
     all gradients of that batch. `mean_loss` is the mean
     minibatch loss weighted by examples, over all gradients taken so far.
+
+    With `micro_batch_size` above 0 no more examples than that are computed at once, and a batch's
+    gradient is the mean over its parts. `precision` "bf16" computes outputs and loss in bfloat16;
+    parameters and gradients are float32.
     """
 
     def __init__(
@@ -79,8 +91,12 @@ class ModelObjective:
         gradient_momentum: float = 0.0,
         seed: int = 0,
         local_learning_rate: float = 0.0,
+        micro_batch_size: int = 0,
+        precision: str = "float32",
     ) -> None:
         self._model = model
+        self._micro_batch_size = micro_batch_size
+        self._precision = precision
         self._local_learning_rate = local_learning_rate
         self._loss = loss
         self._data = data
@@ -93,7 +109,6 @@ class ModelObjective:
         self._place = 0  # of the next gradient among those of this batch
         self._local_step: Tensor | None = None  # of the local parameters, at a batch's end
         self._losses: list[tuple[Tensor, int]] = []
-        self._batch_size = 0
         model.module.train()
 
     @property
@@ -107,7 +122,7 @@ class ModelObjective:
     def working_copy(self, x: Tensor) -> Tensor:
         return self._model.vector.copy_(x)
 
-    def batches(self) -> Iterator[tuple[Any, Any]]:
+    def batches(self) -> Iterator[list[_Part]]:
         self._sums.clear()
         for batch in self._take(self._positions):
             self._place = 0
@@ -115,13 +130,15 @@ class ModelObjective:
             yield batch
             self._step_local(batch)
 
-    def _take(self, positions: list[Tensor]) -> Iterator[tuple[Any, Any]]:
-        taken = self._data.batches(positions, self._model.device)
-        for rows, batch in zip(positions, taken, strict=True):
-            self._batch_size = len(rows)
-            yield batch
+    def _take(self, positions: list[Tensor]) -> Iterator[list[_Part]]:
+        # the same object for the same rows, which then are moved to the device once
+        distinct = {id(rows): parts_of(rows, self._micro_batch_size) for rows in positions}
+        parts = [distinct[id(rows)] for rows in positions]
+        taken = self._data.batches([rows for batch in parts for rows in batch], self._model.device)
+        for batch in parts:
+            yield [_Part(*next(taken), len(rows)) for rows in batch]
 
-    def _step_local(self, batch: tuple[Any, Any]) -> None:
+    def _step_local(self, batch: list[_Part]) -> None:
         if not self._local_learning_rate:
             return
         step = self._local_step
@@ -136,7 +153,7 @@ class ModelObjective:
         decay = self._local_learning_rate * self._weight_decay
         return step.add_(self._model.local_vector, alpha=decay)
 
-    def gradient(self, y: Tensor, batch: tuple[Any, Any]) -> Tensor:
+    def gradient(self, y: Tensor, batch: list[_Part]) -> Tensor:
         gradient = self._regularised(self._loss_gradient(y, batch))
         if self._local_learning_rate:
             self._local_step = self._next_local_step()
@@ -159,19 +176,38 @@ class ModelObjective:
             rows = torch.randperm(self.num_examples, generator=generator)[:num_examples]
         total = self._model.vector.new_zeros(self._model.size)
         for batch in self._take(evaluation_chunks(rows)):
-            total.add_(self._loss_gradient(y, batch), alpha=self._batch_size / len(rows))
+            share = sum(part.size for part in batch) / len(rows)
+            total.add_(self._loss_gradient(y, batch), alpha=share)
         return self._regularised(total)
 
-    def _loss_gradient(self, y: Tensor, batch: tuple[Any, Any]) -> Tensor:
+    def _loss_gradient(self, y: Tensor, batch: list[_Part]) -> Tensor:
         model = self._model
         if y is not model.vector:
             model.vector.copy_(y)
         model.zero_gradient()
-        inputs, targets = batch
-        loss = self._loss(outputs_of(model.module, inputs, self._batch_size), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._losses.append((loss.detach(), self._batch_size))
+        if len(batch) == 1:
+            loss, _ = self._loss_of(batch[0])
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._losses.append((loss.detach(), batch[0].size))
+            return model.gradient
+        total, count = torch.zeros((), device=model.device), torch.zeros((), device=model.device)
+        for part in batch:
+            loss, weight = self._loss_of(part)
+            if weight:  # else the mean over no target at all
+                loss = loss * weight
+                loss.backward()  # type: ignore[no-untyped-call]
+                total, count = total + loss.detach(), count + weight
+        for gradient in (model.gradient, model.local_gradient):
+            gradient.div_(count)
+        self._losses.append((total / count, sum(part.size for part in batch)))
         return model.gradient
+
+    def _loss_of(self, part: _Part) -> tuple[Tensor, int | Tensor]:
+        """Return a part's mean loss, and how much it counts."""
+        with mixed(self._model.device, self._precision):
+            outputs = outputs_of(self._model.module, part.inputs, part.size)
+            loss = loss_of(self._loss, outputs, part.targets)
+        return loss, counted(self._loss, outputs, part.targets, part.size)
 
     def _regularised(self, gradient: Tensor) -> Tensor:
         if self._clip_norm:
@@ -190,36 +226,14 @@ class ModelObjective:
         return float(values.mul(sizes).sum() / sizes.sum())
 
 
-def evaluation_chunks(rows: Tensor) -> list[Tensor]:
-    """Return the parts of these rows that are evaluated at once.
+def evaluation_chunks(rows: Tensor, micro_batch_size: int = 0) -> list[Tensor]:
+    """Return the parts of these rows that are evaluated at once."""
+    return parts_of(rows, min(micro_batch_size or _EVALUATION_BATCH, _EVALUATION_BATCH))
+
+
+def parts_of(rows: Tensor, size: int) -> list[Tensor]:
+    """Return rows in parts of at most `size`, or in one where that is 0.
 
     They are of equal size, so that none is left with one example, which batch norm refuses.
     """
-    return list(torch.tensor_split(rows, -(-len(rows) // _EVALUATION_BATCH)))
-
-
-def outputs_of(module: nn.Module, inputs: Any, num_examples: int) -> Any:
-    """Return the module's outputs for a batch of so many examples.
-
-    Batch norm layers that meet one value a channel use their running statistics: one value has no
-    variance, so PyTorch refuses it, and a client with a single example has no more.
-    """
-    if num_examples != 1:
-        return module(inputs)
-    layers = [
-        layer
-        for layer in module.modules()
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training
-    ]
-    hooks = [layer.register_forward_pre_hook(_choose, with_kwargs=True) for layer in layers]
-    try:
-        return module(inputs)
-    finally:
-        for hook, layer in zip(hooks, layers, strict=True):
-            hook.remove()
-            layer.train()
-
-
-def _choose(layer: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-    values = args[0] if args else named["input"]
-    layer.train(values.numel() > values.shape[1])
+    return list(torch.tensor_split(rows, -(-len(rows) // size))) if 0 < size < len(rows) else [rows]

@@ -12,17 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import ConfigError, FedoptWarning
+from .calling import is_on_classes, is_torchs
 
-# where PyTorch's losses are; of those that take outputs and targets alone, not elementwise are:
-_MODULES = (functional.__name__, nn.MSELoss.__module__)
-_ON_CLASSES = (
-    functional.cross_entropy,
-    functional.nll_loss,
-    functional.multi_margin_loss,
-    nn.CrossEntropyLoss,
-    nn.NLLLoss,
-    nn.MultiMarginLoss,
-)
+_MARGINS = (functional.multi_margin_loss, nn.MultiMarginLoss)  # of class indices, too
 
 
 class ShapeError(ConfigError):
@@ -40,15 +32,15 @@ def require_one_shape(loss: Callable[[Any, Any], Any], outputs: Any, targets: An
     if outputs.shape == targets.shape:
         return
     kind = type(loss) if isinstance(loss, nn.Module) else loss
-    is_torchs = getattr(kind, "__module__", "") in _MODULES and kind not in _ON_CLASSES
-    if not is_torchs and not _broadcasts(loss, outputs, targets):
+    is_elementwise = is_torchs(loss) and not is_on_classes(loss) and kind not in _MARGINS
+    if not is_elementwise and not _broadcasts(loss, outputs, targets):
         return
     shapes = "outputs of shape {} and targets of shape {}".format(*_shown(outputs, targets))
     remedy = (
         "give both the same shape, for example outputs.squeeze(1) in the model or "
         "targets.unsqueeze(1) in the data"
     )
-    if is_torchs:
+    if is_elementwise:
         raise ShapeError(f"model.loss: compares entry by entry, but gets {shapes}; {remedy}")
     warnings.warn(
         f"model.loss: seems to compare each output with every target, since it gets {shapes}; "

@@ -278,7 +278,7 @@ def test_one_example_with_many_values_a_channel_is_normalised_by_them() -> None:
     objective = ModelObjective(model, functional.cross_entropy, data, [torch.tensor([0])])
     (batch,) = list(objective.batches())
     objective.gradient(model.vector.clone(), batch)
-    mean = batch[0].mean(dim=(0, 2, 3))
+    mean = batch[0].inputs.mean(dim=(0, 2, 3))
     torch.testing.assert_close(model.module[0].running_mean, 0.1 * mean)
 
 

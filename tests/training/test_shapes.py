@@ -17,9 +17,9 @@ from torch.utils.data import TensorDataset
 from fedopt_flwr import ConfigError, simulate
 from fedopt_flwr.data import as_client_data
 from fedopt_flwr.errors import FedoptWarning
+from fedopt_flwr.training.calling import Loss
 from fedopt_flwr.training.dry_run import try_evaluation
 from fedopt_flwr.training.flat_model import FlatModel
-from fedopt_flwr.training.objective import Loss
 from fedopt_flwr.training.shapes import require_one_shape
 
 TORCHS: list[Any] = [

@@ -1,0 +1,255 @@
+"""Data sets of `datasets` and flwr-datasets, as objects, from one's own loader and by name."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import linear_model, small_config, three_datasets
+from torch.utils.data import TensorDataset
+
+from fedopt_flwr import ConfigError, DataError, RunConfig, simulate
+from fedopt_flwr.data import as_client_data, load_federated_data
+from fedopt_flwr.training.dry_run import UnknownClassError
+
+datasets = pytest.importorskip("datasets")
+transformers = pytest.importorskip("transformers", reason="needs the extra 'text'")
+
+# `datasets` leaves files open that it has read
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+CPU = torch.device("cpu")
+TITLES = ["good film", "bad film", "a good day", "bad bad luck", "film day", "luck is good"] * 3
+CLASSES_OF = [1, 0, 1, 0, 0, 1] * 3
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What `datasets` keeps lies here, and no hub is asked."""
+    import huggingface_hub.constants
+
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    yield folder
+    gc.collect()  # so that no later test hears of those files
+
+
+def as_table(dataset: TensorDataset, **more: list[Any]) -> Any:
+    x, y = dataset.tensors
+    return datasets.Dataset.from_dict({"signal": x.tolist(), "label": y.tolist(), **more})
+
+
+def test_tables_give_the_bits_of_tensors() -> None:
+    pairs = three_datasets()
+    tables = [as_table(dataset) for dataset in pairs]
+    expected = simulate(small_config(), linear_model, pairs, pairs[0])
+    result = simulate(small_config(), linear_model, tables, tables[0])
+    assert result.parameters.tobytes() == expected.parameters.tobytes()
+    assert result.rounds[-1].test_loss == expected.rounds[-1].test_loss
+
+
+def test_a_tables_own_transform_counts() -> None:
+    table = as_table(three_datasets()[0])
+    doubled = table.with_transform(
+        lambda rows: {
+            "signal": [2 * torch.tensor(row) for row in rows["signal"]],
+            "labels": rows["label"],
+        }
+    )
+    found, plain = (
+        next(as_client_data(data).batches([torch.tensor([3])], CPU)) for data in (doubled, table)
+    )
+    torch.testing.assert_close(found[0]["signal"], 2 * plain[0]["signal"])
+    assert int(found[1]) == int(plain[1])
+
+
+def whole(pairs: list[TensorDataset]) -> TensorDataset:
+    return TensorDataset(*(torch.cat(parts) for parts in zip(*(p.tensors for p in pairs))))  # noqa: B905
+
+
+def test_a_dataset_dict_is_divided_as_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, test = whole(three_datasets(20)), three_datasets()[1]
+    both = datasets.DatasetDict({"train": as_table(train), "test": as_table(test)})
+    result = simulate(small_config(), linear_model, both)
+    both.save_to_disk(tmp_path / "saved")
+    by_name = small_config(
+        data={"name": "huggingface", "options": {"dataset": str(tmp_path / "saved")}}
+    )
+    torch.save((train.tensors, test.tensors), tmp_path / "tensors")
+    (tmp_path / "myloader.py").write_text(
+        "import torch\nfrom torch.utils.data import TensorDataset\n"
+        f"def load(**_):\n    parts = torch.load({str(tmp_path / 'tensors')!r})\n"
+        "    return [TensorDataset(*p) for p in parts]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    expected = simulate(small_config(data={"name": "myloader:load"}), linear_model)
+    for found in (result, simulate(by_name, linear_model)):
+        assert found.parameters.tobytes() == expected.parameters.tobytes()
+        assert found.rounds[-1].test_loss == expected.rounds[-1].test_loss
+
+
+def saved_csv(folder: Path, *, test: bool = True) -> Path:
+    folder.mkdir()
+    for part, count in (("train", 18), ("test", 6)):
+        rows = [f"{title},{kind}" for title, kind in zip(TITLES, CLASSES_OF, strict=True)]
+        if part == "train" or test:
+            (folder / f"{part}.csv").write_text("\n".join(["title,label", *rows[:count]]) + "\n")
+    return folder
+
+
+def federated(folder: Path, count: int) -> Any:
+    from flwr_datasets import FederatedDataset
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    partitioner = DirichletPartitioner(
+        num_partitions=count, partition_by="label", alpha=1.0, min_partition_size=1
+    )
+    return FederatedDataset(dataset=str(folder), partitioners={"train": partitioner})
+
+
+@pytest.mark.filterwarnings("ignore:The currently tested dataset")
+def test_flwr_datasets_partitioner_divides(tmp_path: Path, fast_tokenizer: Path) -> None:
+    made = federated(saved_csv(tmp_path / "csv"), 3)
+    expected = [sorted(made.load_partition(i, "train")["label"]) for i in range(3)]
+    from fedopt_flwr.data import from_datasets
+
+    data = from_datasets(made, None, RunConfig(**small_config()))
+    assert [sorted(part.targets().tolist()) for part in data.clients] == expected
+    assert data.test is not None
+    assert data.test.num_examples == 6
+    without = from_datasets(
+        federated(saved_csv(tmp_path / "half", test=False), 3), None, RunConfig(**small_config())
+    )
+    assert without.test is None
+    with pytest.raises(DataError, match=r"got 4; the FederatedDataset's.*makes 3 partitions"):
+        from_datasets(made, None, RunConfig(**small_config(4)))
+
+
+@pytest.fixture
+def fast_tokenizer(tmp_path: Path) -> Path:
+    """A tokenizer whose word numbers are known: 0 padding, 1 unknown, then good, bad, film, day."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["[PAD]", "[UNK]", "good", "bad", "film", "day"]
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
+    )
+    fast.save_pretrained(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+def text_config(folder: Path, words: Path, **options: Any) -> RunConfig:
+    own = {"dataset": str(folder), "text": "title", "tokenizer": str(words), "length": 4}
+    own = {name: value for name, value in (own | options).items() if value is not None}
+    data = {"name": "huggingface", "options": own, "partition": {"kind": "iid"}}
+    return RunConfig(**small_config(data=data))
+
+
+def test_texts_are_tokenised_once(tmp_path: Path, fast_tokenizer: Path, cache: Path) -> None:
+    config = text_config(saved_csv(tmp_path / "csv"), fast_tokenizer)
+    data = load_federated_data(config)
+    assert data.test is not None
+    inputs, targets = next(data.test.batches([torch.arange(3)], CPU))
+    assert inputs["input_ids"].tolist() == [[2, 4, 0, 0], [3, 4, 0, 0], [1, 2, 5, 0]]
+    assert inputs["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
+    assert targets.tolist() == [1, 0, 1]
+    kinds = np.concatenate([part.targets() for part in data.clients])
+    assert sorted(kinds.tolist()) == sorted(CLASSES_OF)
+    written = {path: path.stat().st_mtime_ns for path in cache.rglob("cache-*.arrow")}
+    assert len(written) == 2
+    load_federated_data(config)
+    assert {p: p.stat().st_mtime_ns for p in cache.rglob("cache-*.arrow")} == written
+
+
+def test_texts_without_classes_are_their_own_targets(tmp_path: Path, fast_tokenizer: Path) -> None:
+    lines = "\n".join(TITLES)
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.txt").write_text(lines)
+    files = {part: str(tmp_path / f"{part}.txt") for part in ("train", "test")}
+    config = text_config(Path("text"), fast_tokenizer, text="text", data_files=files)
+    data = load_federated_data(config)
+    assert data.test is not None
+    _, targets = next(data.test.batches([torch.arange(2)], CPU))
+    assert targets.tolist() == [[2, 4, -100, -100], [3, 4, -100, -100]]
+
+
+def test_a_run_on_texts_by_name_learns_them(tmp_path: Path, fast_tokenizer: Path) -> None:
+    (tmp_path / "mytext.py").write_text(
+        "from transformers import GPT2Config, GPT2ForSequenceClassification\n"
+        "def make():\n"
+        "    return GPT2ForSequenceClassification(GPT2Config(vocab_size=6, n_positions=4, "
+        "n_embd=8, n_layer=1, n_head=1, num_labels=2, pad_token_id=0, use_cache=False, "
+        "resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))\n"
+    )
+    config = text_config(saved_csv(tmp_path / "csv"), fast_tokenizer).to_dict()
+    config["model"] = {"name": "mytext:make", "loss": "model"}
+    config["federation"]["num_rounds"] = 40
+    config["algorithm"] = {"name": "fedavg", "client_learning_rate": 0.5}
+    result = simulate(RunConfig(**config).looking_in(tmp_path))
+    assert result.rounds[-1].test_accuracy == 1.0
+
+
+def test_images_become_numbers(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (9, 8, 8, 3), dtype=np.uint8)
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(2)})
+    table = datasets.Dataset.from_dict(
+        {"img": list(images), "label": [0, 1, 1] * 3}, features=features
+    )
+    inputs, targets = next(as_client_data(table).batches([torch.tensor([1, 4])], CPU))
+    expected = torch.from_numpy(images[[1, 4]]).permute(0, 3, 1, 2) / 255
+    torch.testing.assert_close(inputs["img"], expected)
+    assert targets.tolist() == [1, 1]
+    result = simulate(small_config(model={"name": "cnn"}), None, [table] * 3, table)
+    assert result.summary["failures"] == 0  # a model made for [3, 8, 8] and two classes
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"dataset": "no/such"}, "data.options.dataset: 'no/such' cannot be loaded"),
+        ({"test": "dev"}, r"data.options.test: .* has no split 'dev'; it has \['test', 'train'\]"),
+        (
+            {"label": "kind"},
+            r"label: got 'kind'; the columns are \['label', 'title'\]",
+        ),
+        ({"text": "body"}, r"text: got 'body'; the columns are \['labels', 'title'\]"),
+        ({"length": 0}, "data.options.length: got 0; must be from 1 to"),
+        ({"tokenizer": None}, "data.options.tokenizer: none is given"),
+        ({"tokenizer": "no/such"}, "data.options.tokenizer: 'no/such' cannot be loaded"),
+        ({"colour": 1}, "unknown 'colour'; Known: data_files, dataset"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    options: dict[str, Any], text: str, tmp_path: Path, fast_tokenizer: Path
+) -> None:
+    config = text_config(saved_csv(tmp_path / "csv"), fast_tokenizer, **options)
+    with pytest.raises((ConfigError, DataError), match=text):
+        load_federated_data(config)
+
+
+def test_a_dataset_dict_without_a_training_part_is_refused() -> None:
+    with pytest.raises(DataError, match=r"has the splits \['test'\]; one must be 'train'"):
+        simulate(
+            small_config(),
+            linear_model,
+            datasets.DatasetDict({"test": as_table(three_datasets()[0])}),
+        )
+
+
+def test_a_class_that_the_model_lacks_is_found_in_a_table_too() -> None:
+    table = as_table(three_datasets()[0]).map(lambda row: {"label": row["label"] + 7})
+    with pytest.raises(UnknownClassError, match="the model has 3 outputs"):
+        simulate(small_config(), linear_model, [table] * 3)
