@@ -1,0 +1,74 @@
+"""20 Newsgroups with a small GPT-2 and LoRA: the data and the models of federation.toml.
+
+Half of the training posts belong to nobody: `prepare.py` trains the tokeniser and the base model on
+them. Clients share the other half, and the server tests on the official test part.
+
+With a hub in reach the base is a published one, and two lines differ:
+
+    BASE = "distilgpt2"
+    encode.pad_token = encode.eos_token  # in `tokenised`, as it has none
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset, DatasetDict
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+BASE = str(Path(__file__).with_name("base"))  # prepare.py writes it
+CLASSES, LENGTH = 20, 64
+
+
+def posts(part: str) -> tuple[list[str], list[int]]:
+    """The texts without their header, and their groups in alphabetical order."""
+    folder = Path(os.environ["FEDOPT_DATA"]) / "20Newsgroups"
+    with lzma.open(folder / f"{part}.jsonl.xz", "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    groups = sorted({row["label"] for row in rows})
+    texts = [row["text"].partition("\n\n")[2] for row in rows]
+    return texts, [groups.index(row["label"]) for row in rows]
+
+
+def is_public(count: int) -> np.ndarray:
+    """Which of the training posts no client holds, the same in every process."""
+    return np.random.default_rng(20).permutation(count) < count // 2
+
+
+def load(num_clients: int, seed: int) -> DatasetDict:
+    """The clients' posts, which fedopt divides, and the test posts, tokenised."""
+    texts, groups = posts("train")
+    public = is_public(len(texts))
+    private = [row for row in zip(texts, groups, public, strict=True) if not row[2]]
+    parts = {"train": list(zip(*private, strict=True))[:2], "test": posts("test")}
+    return DatasetDict({name: tokenised(*part) for name, part in parts.items()})
+
+
+def tokenised(texts: list[str], groups: list[int]) -> Dataset:
+    encode = AutoTokenizer.from_pretrained(BASE)
+    columns = encode(list(texts), truncation=True, max_length=LENGTH, padding="max_length")
+    named = {name: columns[name] for name in ("input_ids", "attention_mask")}
+    return Dataset.from_dict({**named, "labels": list(groups)})
+
+
+def full() -> nn.Module:
+    """Every parameter is trained and travels."""
+    return AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=CLASSES)
+
+
+def lora(rank: int = 8) -> nn.Module:
+    """Adapters of the attention and the new head are trained; they alone travel."""
+    adapters = LoraConfig(
+        task_type="SEQ_CLS",
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=["c_attn", "c_proj", "c_fc"],
+        fan_in_fan_out=True,
+    )
+    return get_peft_model(full(), adapters)
