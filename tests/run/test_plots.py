@@ -493,6 +493,19 @@ def test_names_of_clients_stand_in_the_rows_as_far_as_they_have_room() -> None:
     assert panels(many)["Who took part; no reply failed"].get_ylabel() == "60 clients, by name"
 
 
+def test_what_is_written_in_one_runs_picture_stays_apart() -> None:
+    """With all that a run can have: three losses, a norm, failures, a slow round, divergence."""
+    rounds = whole_run(60)
+    for number, each in enumerate(rounds, 1):
+        each.global_train_loss, each.gradient_norm = 3.0 / number, 4.0 / number
+    rounds[0].seconds = 500.0
+    figure = one_run(rounds, diverged_at=50)
+    assert "Norm of the whole gradient" in panels(figure)
+    ticks = {t for a in figure.axes for x in (a.xaxis, a.yaxis) for t in x.get_ticklabels()}
+    require_apart(figure, [text for text in texts_of(figure) if text not in ticks])
+    require_inside(figure)
+
+
 def test_what_a_run_lacks_has_no_panel() -> None:
     figure = one_run([RoundRecord(1, seconds=1.0, failures=1)])
     assert list(panels(figure)) == ["Seconds of a round, by part"]

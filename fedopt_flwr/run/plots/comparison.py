@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_NAMED = 45  # labels that a picture has room for
-_WIDEST_LABEL = 38  # characters in a line
+_WIDEST_LABEL = 44  # characters in a line
 _GAP = 0.8  # inches between panels, for what is written at an axis
 _DIAGNOSES = {
     "gradient_norm": "Norm of the whole gradient",

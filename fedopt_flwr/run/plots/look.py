@@ -51,7 +51,8 @@ _LOOK = {
     "lines.linewidth": 1.4,
     "legend.frameon": False,
     "legend.handlelength": 1.4,
-    "savefig.dpi": 150,
+    "legend.columnspacing": 1.2,
+    "savefig.dpi": 130,
     "svg.hashsalt": "fedopt",  # the same names in the same picture
     "pdf.fonttype": 42,
 }

@@ -99,7 +99,7 @@ def _panels(trace: Trace, measure: Measure, unit: Unit) -> list[Panel]:
     return panels
 
 
-_GLOBAL_LOSS = Measure("global_train_loss", "Loss over all training data", "loss")
+_GLOBAL_LOSS = Measure("global_train_loss", "Loss, all training data", "loss")
 _GRADIENT = Measure("gradient_norm", "Norm of the whole gradient", "norm")
 
 
@@ -196,5 +196,5 @@ def _draw_bytes(axes: Axes, rounds: Sequence[RoundRecord]) -> None:
 def _write_key_above(axes: Axes) -> None:
     """Write what the colours mean between title and axes, where nothing is drawn."""
     axes.legend(
-        loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=2, fontsize=8, borderaxespad=0
+        loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=3, fontsize=8, borderaxespad=0
     )
