@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers import write_run_at_work
 from matplotlib.figure import Figure
-from processes import QUICK, InProcess, refused
+from processes import QUICK, InProcess, Processes, fedopt, refused, wait_until
 
 from fedopt_flwr import simulate
 from fedopt_flwr.rounds.record import RoundRecord
@@ -111,6 +111,25 @@ def test_what_compare_leaves_is_drawn_again_with_the_same_curves(
     by_hand = [read_so_far(Path(f"out/padamfed-seed{seed}")).rounds for seed in (0, 1)]
     ends = [rounds[-1].test_accuracy or 0.0 for rounds in by_hand]
     assert lines(plotted)["padamfed"][-1] == pytest.approx(1 - sum(ends) / 2)
+
+
+@pytest.mark.slow
+def test_a_run_of_another_process_is_drawn_while_it_is_at_work(
+    tmp_path: Path, processes: Processes
+) -> None:
+    many = ["--set", "federation.num_rounds=100000", "--set", "output.directory=now"]
+    run = processes.start("run", "simulate", *many, *QUICK[2:])
+    records = tmp_path / "now" / "rounds.jsonl"
+    wait_until(lambda: records.exists() and records.stat().st_size > 2000, lambda: run.log)
+    for _ in range(3):
+        ended = fedopt("plot", "now", "--output", "now.svg", cwd=tmp_path)
+        assert (ended.returncode, ended.stderr) == (0, "")
+    assert run.process.poll() is None
+    assert (tmp_path / "now.svg").is_file()
+    run.kill()
+    with records.open("rb+") as file:
+        file.truncate(records.stat().st_size - 7)  # as a line that was being written
+    assert fedopt("plot", "now", cwd=tmp_path).stdout == "1 run drawn in plot.png\n"
 
 
 def test_one_run_is_drawn_with_its_clients_and_over_bytes_or_seconds(
