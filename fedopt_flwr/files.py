@@ -9,12 +9,12 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-import torch
 from safetensors import safe_open
-from safetensors.torch import load, save
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # a file of its own, in no place to which somebody laid a link
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -78,6 +78,9 @@ def _to_disk(folder: str) -> None:
 
 def tensor_bytes(arrays: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """Return a safetensors file of tensors in any strides, on any device, also of shared memory."""
+    import torch
+    from safetensors.torch import save
+
     layout = torch.contiguous_format
     alone = {n: a.detach().cpu().clone(memory_format=layout) for n, a in arrays.items()}
     return save(alone, metadata)
@@ -95,6 +98,8 @@ def sealed(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[by
 
 def read_sealed(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return arrays and metadata of a file that `sealed` made; ValueError if it was changed."""
+    from safetensors.torch import load
+
     with open(path, "rb") as file:
         header = file.read(8)
         header += file.read(min(int.from_bytes(header, "little"), _LONGEST_HEADER))

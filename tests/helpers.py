@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -21,7 +22,7 @@ from fedopt_flwr.conformance.harness import Federation, Toy, linear
 from fedopt_flwr.data import from_datasets
 from fedopt_flwr.engines.in_process import run_in_process
 from fedopt_flwr.flower import FederatedClient, FederatedStrategy, MemoryStates
-from fedopt_flwr.rounds.record import RoundRecord
+from fedopt_flwr.rounds.record import RoundRecord, as_json
 from fedopt_flwr.run.experiment import Experiment
 from fedopt_flwr.run.run import Silent
 
@@ -73,6 +74,15 @@ def break_checkpoints(run: Path) -> None:
     """Cut all checkpoints of a run's folder short."""
     for file in run.glob("checkpoint-*.safetensors"):
         file.write_bytes(file.read_bytes()[:50])
+
+
+def write_run_at_work(folder: Path, *records: RoundRecord, **sections: dict[str, Any]) -> Path:
+    """A run's folder as it is while the run is at work; the file of its records."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.toml").write_text(tomli_w.dumps(RunConfig(**sections).to_dict()))
+    lines = [json.dumps(as_json(record.to_dict())) + "\n" for record in records]
+    (folder / "rounds.jsonl").write_text("".join(lines))
+    return folder / "rounds.jsonl"
 
 
 def softmax_clients(sizes: Sequence[int], seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -28,6 +28,7 @@ from .doctor import doctor
 from .environment import EnvironmentCommand
 from .launch import launch
 from .partition import partition
+from .plot import plot
 from .reproduce import reproduce
 from .server import server
 from .simulate import simulate
@@ -42,7 +43,18 @@ app = typer.Typer(
 )
 app.command(cls=EnvironmentCommand)(server)
 app.command(cls=EnvironmentCommand)(client)
-for verb in (launch, status, simulate, compare, reproduce, algorithms, verify, partition, doctor):
+for verb in (
+    launch,
+    status,
+    simulate,
+    compare,
+    plot,
+    reproduce,
+    algorithms,
+    verify,
+    partition,
+    doctor,
+):
     app.command()(verb)
 app.add_typer(certs, name="certs")
 

@@ -19,8 +19,9 @@ from ..config.run_config import RunConfig
 from ..config.text import read_toml
 from ..errors import ConfigError, FedoptError, FedoptWarning
 from ..run.checkpoints import has_checkpoint
-from ..run.directory import CONFIG, SUMMARY, RunDirectory, read_finished
+from ..run.directory import RunDirectory
 from ..run.experiment import Experiment
+from ..run.reading import CONFIG, SUMMARY, read_finished
 from ..run.result import Outcome
 from ..run.run import Listener
 from ..run.simulate import resume, run_experiment

@@ -11,12 +11,12 @@ from ..algorithms import ALGORITHMS
 from ..config.sections import KNOWN_BETTER, MAX_SEED
 from ..errors import ConfigError
 from ..problems import unknown_name
+from ..run.summary import Target
 from .console import Debug
 from .options import AlgorithmName, ConfigFile, Settings, Workers
 
 if TYPE_CHECKING:
     from .comparison import Sweep
-    from .tables import Target
 
 
 def compare(
@@ -64,7 +64,6 @@ def compare(
     output.directory holds, finished, are taken as they are: give it again to continue.
     """
     from .comparison import Comparison, run_comparison
-    from .tables import Target
 
     sweeps = [_sweep(text) for text in curve_over or []]
     labels = [label.strip() for label in algorithms.split(",")] if algorithms else []
@@ -84,8 +83,6 @@ def compare(
 
 
 def _targets(text: str) -> list[Target]:
-    from .tables import Target
-
     found = []
     measures = KNOWN_BETTER.keys() - {"test_accuracy", "test_loss", "train_loss"}
     for part in filter(None, map(str.strip, text.split(","))):

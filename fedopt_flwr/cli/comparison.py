@@ -16,13 +16,17 @@ from ..errors import ConfigError, RunError
 from ..rounds.record import as_json
 from ..run.directory import CURVES
 from ..run.experiment import Experiment
-from ..run.plots import Row, draw_curves, draw_sweeps
+from ..run.plots.comparison import draw_comparison
+from ..run.plots.curves import Curve, Trace, measure_of, with_values
+from ..run.plots.subject import subject_of
+from ..run.plots.sweeps import Row, draw_sweeps
 from ..run.result import Outcome
+from ..run.summary import Target
 from .cells import attempt, finished, run_side_by_side, train
 from .console import errors_console
 from .options import new_folder
 from .show import RunDisplay
-from .tables import Target, print_results, result_row
+from .tables import print_results, result_row
 
 SWEEP = "sweep.png"
 Cell = tuple[str, int]  # a row's label, and the seed of one of its runs
@@ -69,8 +73,7 @@ def run_comparison(asked: Comparison, *, workers: int, jobs: int) -> None:
     ended = {label: [found[label, seed] for seed in seeds] for label in configs}
     rows = [result_row(label, runs, asked.targets) for label, runs in ended.items()]
     print_results(rows, asked.targets)
-    title = f"{base.data.name}, {base.model.name}, seed {', '.join(map(str, seeds))}"
-    _write_results(directory, rows, ended, asked, title)
+    _write_results(directory, rows, ended, asked, [*cells.values()])
     print(f"results in {directory}, curves in {directory / CURVES}")
     problems = [f"{row['algorithm']}: {row['error']}" for row in rows if row["error"]]
     idle = [label for label, runs in ended.items() if any(map(_is_idle, runs))]
@@ -170,23 +173,41 @@ def _write_results(
     rows: list[dict[str, Any]],
     ended: Mapping[str, Sequence[Outcome | str]],
     asked: Comparison,
-    title: str,
+    configs: Sequence[RunConfig],
 ) -> None:
-    curves = {
-        label: [run.rounds for run in runs if not isinstance(run, str)]
-        for label, runs in ended.items()
-    }
+    subject = subject_of(configs)
     try:
         text = json.dumps(as_json(rows), indent=2) + "\n"
         (directory / "comparison.json").write_text(text, encoding="utf-8")
-        draw_curves(curves, directory / CURVES, title)
+        _draw_curves(directory / CURVES, ended, asked, configs)
         if asked.sweeps:
+            title = f"{subject.data}: {subject.setting}"
             _draw_sweeps(directory / SWEEP, rows, asked, title)
     except OSError as error:
         raise RunError(
             f"output.directory: the table above, or {CURVES}, cannot be written: {error}; the "
             f"results of each run are in {directory}"
         ) from error
+
+
+def _draw_curves(
+    path: Path,
+    ended: Mapping[str, Sequence[Outcome | str]],
+    asked: Comparison,
+    configs: Sequence[RunConfig],
+) -> None:
+    """Draw the runs that did not fail, if any has a value."""
+    curves = [
+        Curve(
+            label.replace(":", ", "),
+            [Trace(r.rounds, r.summary["diverged_at"]) for r in runs if not isinstance(r, str)],
+        )
+        for label, runs in ended.items()
+    ]
+    records = [record for curve in curves for trace in curve.traces for record in trace.rounds]
+    measure = measure_of(records, configs[0].model.metric)
+    if with_values(curves, measure):
+        draw_comparison(curves, measure, subject_of(configs), path, targets=asked.targets)
 
 
 def _configs(asked: Comparison) -> dict[str, RunConfig]:

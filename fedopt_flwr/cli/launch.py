@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..config.text import as_setting
+from ..run.summary import Target
 from .console import Debug
 from .options import (
     AlgorithmName,
@@ -48,7 +49,7 @@ def launch(
         changed = [as_setting("output.directory", str(resume))]
     from ..deployment.launcher import launch as launch_run
     from .show_federation import FederationDisplay
-    from .tables import Target, print_results, result_row
+    from .tables import print_results, result_row
 
     total = run_config.federation.fixed_number("`fedopt launch`")
     num_processes = min(total, processes or max(4, usable_cores()))

@@ -25,7 +25,7 @@ def partition(
     """Print and draw how many examples of each class each client holds."""
     run_config = RunConfig.from_file(config, settings or [])
     from ..data import load_federated_data
-    from ..run.plots import draw_partition
+    from ..run.plots.partition import draw_partition
 
     data = load_federated_data(run_config)
     if data.num_classes == 0 or any((c.targets() < 0).any() for c in data.clients):

@@ -119,7 +119,8 @@ def _begun(config: RunConfig) -> Path | None:
             "output.checkpoint_every, without which none can be continued"
         )
     from ..run.checkpoints import has_checkpoint
-    from ..run.directory import MODEL, SUMMARY, RunDirectory
+    from ..run.directory import MODEL, RunDirectory
+    from ..run.reading import SUMMARY
 
     if all((directory / name).exists() for name in (SUMMARY, MODEL)):
         print(f"the run in {str(directory)!r} is over")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.table import Table
 
 from ..algorithms import ALGORITHMS
 from ..run.result import Outcome
-from ..run.summary import holds_from, rounds_to_target
+from ..run.summary import Target, holds_from, rounds_to_target
 from .console import steady_console
 
 _MEANS = (
@@ -23,27 +23,6 @@ _MEANS = (
     "simulated_seconds",
     "seconds",
 )
-
-
-class Target(NamedTuple):
-    """What a run should reach; in rows "0.9" is an accuracy and "loss 0.5" a test loss."""
-
-    measure: str  # of KNOWN_BETTER
-    value: float
-
-    @property
-    def key(self) -> str:
-        names = {"test_accuracy": "", "test_loss": "loss "}
-        return f"{names.get(self.measure, f'{self.measure} ')}{self.value:g}"
-
-    @property
-    def heading(self) -> str:
-        is_accuracy = self.measure == "test_accuracy"
-        return f"rounds to {100 * self.value:g} %" if is_accuracy else f"rounds to {self.key}"
-
-    def mean_round(self, first: Callable[..., int | None], runs: Sequence[Outcome]) -> float | None:
-        """Return the mean over the runs of the round that `first` finds."""
-        return _mean([first(run.rounds, self.value, self.measure) for run in runs])
 
 
 def result_row(
@@ -63,8 +42,8 @@ def result_row(
         "hyperparameters": summaries[0]["hyperparameters"] if summaries else None,
         **{key: _mean([s[key] for s in summaries]) for key in _MEANS},
         "accuracy_deviation": statistics.stdev(finals) if len(finals) > 1 else None,
-        "rounds_to": {t.key: t.mean_round(rounds_to_target, runs) for t in targets},
-        "holds_from": {t.key: t.mean_round(holds_from, runs) for t in targets},
+        "rounds_to": {t.key: _mean_round(t, rounds_to_target, runs) for t in targets},
+        "holds_from": {t.key: _mean_round(t, holds_from, runs) for t in targets},
         "failures": sum(s["failures"] - s["late"] for s in summaries),
         "metrics": _mean_metrics(runs),
         "on_clients": _mean_spread(runs),
@@ -75,6 +54,13 @@ def result_row(
         "warmup_rounds": summaries[0].get("warmup_rounds") if summaries else None,
         "error": errors[0] if errors else None,
     }
+
+
+def _mean_round(
+    target: Target, first: Callable[..., int | None], runs: Sequence[Outcome]
+) -> float | None:
+    """Return the mean over the runs of the round that `first` finds."""
+    return _mean([first(run.rounds, target.value, target.measure) for run in runs])
 
 
 def _mean_metrics(runs: Sequence[Outcome]) -> dict[str, float | None]:

@@ -23,8 +23,8 @@ from ..engines.stream import JOIN_TOKEN, Roster
 from ..errors import ConfigError, FedoptError, FedoptWarning, MessageError, RunError
 from ..rounds.record import RoundRecord
 from ..run.checkpoints import Checkpoint
-from ..run.directory import ROUNDS
 from ..run.hosts import states_in
+from ..run.reading import ROUNDS
 from ..run.result import Result
 from ..run.run import Listener
 from ..run.serve import serve

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import shutil
 import time
@@ -16,7 +15,6 @@ from typing import Any, TextIO
 
 import filelock
 import tomli_w
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from ..errors import ConfigError, RunError
@@ -32,16 +30,12 @@ from .checkpoints import (
     write_checkpoint,
 )
 from .pretrained import PRETRAINED, write_pretrained
-from .result import Outcome
+from .reading import CONFIG, ROUNDS, SUMMARY, record_of_line
 
-CONFIG = "config.toml"
-ROUNDS = "rounds.jsonl"
-SUMMARY = "summary.json"
 MODEL = "model.safetensors"
 BEST = "model_best.safetensors"
 CURVES = "curves.png"
 _LOCK = ".lock"  # there while a process writes to the folder
-_RECORD = TypeAdapter(RoundRecord)
 _PATIENCE_SECONDS = 60.0
 _PAUSE_SECONDS = 0.5
 
@@ -144,7 +138,9 @@ class RunDirectory:
         self._take_lock()
         rounds = self.path / ROUNDS
         try:
-            records = [_record(line) for line in rounds.read_bytes().splitlines()[: len(done)]]
+            records = [
+                record_of_line(line) for line in rounds.read_bytes().splitlines()[: len(done)]
+            ]
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"--resume: {str(rounds)!r} cannot be read: {error}; put it back or start a new run"
@@ -257,25 +253,6 @@ class RunDirectory:
         return read_checkpoint(self.path)
 
 
-def read_finished(path: Path) -> Outcome:
-    """Return what a run that came to its end left in its folder; ConfigError if it is not whole."""
-    try:
-        lines = (path / ROUNDS).read_bytes().splitlines()
-        records = [_record(line) for line in lines]
-        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-        if not isinstance(summary, dict) or not {"diverged_at", "best_round"} <= summary.keys():
-            raise ValueError(f"{SUMMARY} is not that of a run of this version")
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"output.directory: the run in {str(path)!r} cannot be read: {error}; remove it, and "
-            "it is run again"
-        ) from error
-    for record in records:
-        if record.test_loss is None and record.test_metric is not None:
-            record.test_loss = math.nan  # JSON knows no loss that is not finite
-    return Outcome(rounds=records, summary=summary)
-
-
 def _while_files_are_short(write: Callable[[], None]) -> None:
     """Write; try again for a while where this process has too many files open. Strangers'
     connections to a server are such files, and those that say nothing are closed."""
@@ -287,22 +264,6 @@ def _while_files_are_short(write: Callable[[], None]) -> None:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or time.monotonic() > deadline:
                 raise
         time.sleep(_PAUSE_SECONDS)
-
-
-def _record(line: bytes) -> RoundRecord:
-    values = json.loads(line)
-    chosen = values.get("chosen") if isinstance(values, dict) else None
-    if isinstance(chosen, dict):  # numbers that are not finite were written as null
-        values["chosen"] = {k: math.nan if v is None else v for k, v in chosen.items()}
-    try:
-        record = _RECORD.validate_json(json.dumps(values), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "a line"
-        raise ValueError(f"{where}: {first['msg']}") from None
-    if not all({"client", "phase", "error"} <= item.keys() for item in record.errors):
-        raise ValueError("errors: each must have a client, a phase and an error")
-    return record
 
 
 def _line(record: RoundRecord) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
-
-import numpy as np
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from ..rounds.record import RoundRecord
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
 
 
 @dataclass(kw_only=True)

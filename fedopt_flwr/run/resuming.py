@@ -17,8 +17,9 @@ from ..data.federated import TRAINING
 from ..errors import ConfigError, FedoptWarning
 from ..rounds.participation import make_plan
 from .checkpoints import Checkpoint
-from .directory import CONFIG, MODEL, SUMMARY, RunDirectory
+from .directory import MODEL, RunDirectory
 from .experiment import Experiment
+from .reading import CONFIG, SUMMARY
 
 _MAY_CHANGE = {  # how long one waits, what computes, what is kept
     "federation.min_replies",

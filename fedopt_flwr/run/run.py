@@ -27,7 +27,8 @@ from .needs import (
     require_states,
     require_what_is_asked,
 )
-from .plots import draw_curves
+from .plots.curves import Trace
+from .plots.one_run import draw_run
 from .result import Result
 from .resuming import require_same, require_same_clients
 from .summary import summarize
@@ -325,11 +326,8 @@ class Run:
         config = self._experiment.config
         name = self.strategy.rule.name
         directory.write_results(result.summary, result.model)
-        title = (
-            f"{config.data.name}, {config.model.name}: {len(self.strategy.members.ids)} clients, "
-            f"{config.federation.clients_per_round} a round"
-        )
+        trace = Trace(self._records, result.summary["diverged_at"])
         try:
-            draw_curves({name: [self._records]}, directory.path / CURVES, title)
+            draw_run(name, trace, config, directory.path / CURVES)
         except OSError as error:  # all that counts is written
             warnings.warn(f"{CURVES}: not drawn: {error}", FedoptWarning, stacklevel=2)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..config.sections import KNOWN_BETTER
 from ..rounds.record import NOT_FINITE, RoundRecord
@@ -15,6 +15,26 @@ _TOTALS = ("failures", "uplink_bytes", "downlink_bytes", "uplink_vectors", "down
 _DIVERGED = 20.0  # times the first loss
 _AS_BEFORE = 0.9  # times the first test loss: no better than an untrained model
 _FITS = 0.5  # times the first test loss: a training loss that low is of a model that learned
+
+
+class Target(NamedTuple):
+    """What a run should reach; in rows "0.9" is an accuracy and "loss 0.5" a test loss."""
+
+    measure: str  # of KNOWN_BETTER
+    value: float
+
+    @property
+    def key(self) -> str:
+        names = {"test_accuracy": "", "test_loss": "loss "}
+        return f"{names.get(self.measure, f'{self.measure} ')}{self.value:g}"
+
+    @property
+    def text(self) -> str:
+        return f"{100 * self.value:g} %" if self.measure == "test_accuracy" else self.key
+
+    @property
+    def heading(self) -> str:
+        return f"rounds to {self.text}"
 
 
 def rounds_to_target(

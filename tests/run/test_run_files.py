@@ -31,7 +31,7 @@ from fedopt_flwr import ConfigError, RunConfig, RunError, resume, simulate
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.rounds.record import RoundRecord
 from fedopt_flwr.run.directory import RunDirectory
-from fedopt_flwr.run.plots import draw_partition
+from fedopt_flwr.run.plots.partition import draw_partition
 
 
 @pytest.mark.parametrize("buffers", ["average", "local"])
@@ -229,7 +229,7 @@ def test_curves_that_cannot_be_written_do_not_fail_a_run(
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedopt_flwr.run.run.draw_curves", full)
+    monkeypatch.setattr("fedopt_flwr.run.run.draw_run", full)
     with pytest.warns(FedoptWarning, match=r"curves.png: not drawn: .*No space left"):
         simulate(digits_config("fedavg", tmp_path / "run"))
     assert (tmp_path / "run" / "model.safetensors").exists()

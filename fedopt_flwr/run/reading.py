@@ -1,0 +1,105 @@
+"""Runs read from their folders: finished ones, and those at work."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from ..config.run_config import RunConfig
+from ..config.text import read_toml
+from ..errors import ConfigError
+from ..rounds.record import RoundRecord
+from .result import Outcome
+from .summary import diverged_at
+
+CONFIG = "config.toml"
+ROUNDS = "rounds.jsonl"
+SUMMARY = "summary.json"
+_RECORD = TypeAdapter(RoundRecord)
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run as its folder tells of it."""
+
+    path: Path
+    config: RunConfig
+    rounds: list[RoundRecord]
+    diverged_at: int | None
+    is_finished: bool
+
+
+def read_finished(path: Path) -> Outcome:
+    """Return what a run that came to its end left in its folder; ConfigError if it is not whole."""
+    try:
+        lines = (path / ROUNDS).read_bytes().splitlines()
+        records = [record_of_line(line) for line in lines]
+        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+        if not isinstance(summary, dict) or not {"diverged_at", "best_round"} <= summary.keys():
+            raise ValueError(f"{SUMMARY} is not that of a run of this version")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"output.directory: the run in {str(path)!r} cannot be read: {error}; remove it, and "
+            "it is run again"
+        ) from error
+    return Outcome(rounds=_with_lost_losses(records), summary=summary)
+
+
+def read_so_far(path: Path) -> RecordedRun:
+    """Return a run, finished or not; a last line that is still being written is left out.
+
+    ConfigError names the line or file that cannot be read.
+    """
+    place = path / ROUNDS
+    try:
+        lines = place.read_bytes().split(b"\n")[:-1]  # what follows the last newline is unfinished
+    except OSError as error:
+        raise ConfigError(
+            f"RUN: {str(place)!r} cannot be read: {error.strerror}; leave that run out"
+        ) from error
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(record_of_line(line))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"RUN: line {number} of {str(place)!r} is no record of a round: {error}; restore "
+                "the file or leave that run out"
+            ) from error
+    records = _with_lost_losses(records)
+    try:
+        config = RunConfig(**read_toml(path / CONFIG))
+    except ConfigError as error:
+        raise ConfigError([f"RUN: {str(path)!r}: {text}" for text in error.problems]) from error
+    is_finished = (path / SUMMARY).exists()
+    found = read_finished(path).summary["diverged_at"] if is_finished else diverged_at(records)
+    return RecordedRun(path, config, records, found, is_finished)
+
+
+def record_of_line(line: bytes) -> RoundRecord:
+    """Return a line of rounds.jsonl as a record; ValueError says what is wrong with it."""
+    values = json.loads(line)
+    chosen = values.get("chosen") if isinstance(values, dict) else None
+    if isinstance(chosen, dict):  # numbers that are not finite were written as null
+        values["chosen"] = {k: math.nan if v is None else v for k, v in chosen.items()}
+    try:
+        record = _RECORD.validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "a line"
+        raise ValueError(f"{where}: {first['msg']}") from None
+    if not all({"client", "phase", "error"} <= item.keys() for item in record.errors):
+        raise ValueError("errors: each must have a client, a phase and an error")
+    return record
+
+
+def _with_lost_losses(records: list[RoundRecord]) -> list[RoundRecord]:
+    """Put back test losses that were not finite, which JSON cannot hold."""
+    for record in records:
+        if record.test_loss is None and record.test_metric is not None:
+            record.test_loss = math.nan
+    return records
