@@ -1,4 +1,4 @@
-"""A real Ray cluster of two nodes on this machine, each with one CPU, a folder and ports of its own."""
+"""A real Ray cluster of two nodes on this machine, each with its own CPU, folder and ports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class RayCluster:
 
     def start_head(self) -> None:
         client = f"--ray-client-server-port={free_port()}"
-        self._start("head", {}, "--head", f"--port={self.port}", client, "--include-dashboard=false")
+        self._start(
+            "head", {}, "--head", f"--port={self.port}", client, "--include-dashboard=false"
+        )
 
     def start_other(self, **environment: str) -> None:
         self._start("other", environment, f"--address={self.address}")

@@ -81,8 +81,9 @@ def _why_not_joined(cluster: Cluster, error: Exception) -> str:
         return f"{where}{text}; install the same versions on all machines, and restart the cluster"
     if "Package size" in text:
         return (
-            f"{where}own code travels with its folder {str(cluster.folder)!r}, which is too large: "
-            f"{text.partition('. ')[0]}; keep data elsewhere, or name it in its .rayignore"
+            f"{where}{str(cluster.folder)!r} is too large to travel, as own code does with its "
+            f"folder: {text.partition('. To')[0]}; keep data elsewhere, or name it in a .rayignore "
+            "there"
         )
     return f"{where}{text}; this machine must be one of the cluster (`ray start --address`)"
 
@@ -125,11 +126,10 @@ def _require_all_can_train(
         )
         tasks[function.remote(cluster.check)] = name
     done, _ = ray.wait(list(tasks), num_returns=len(tasks), timeout=cluster.patience_seconds)
-    here, problems = _versions(), []
+    problems = []
     for task, name in tasks.items():
-        problem = _problem(ray.get, task, here) if task in done else _late(cluster)
-        if problem:
-            problems.append(f"--ray-address: machine {name}: {problem}")
+        found = _problem_of(task) if task in done else _late(cluster)
+        problems += [f"--ray-address: machine {name}: {line}" for line in found.splitlines()]
     if problems:
         raise ConfigError(problems)
 
@@ -147,19 +147,19 @@ def _versions() -> dict[str, str]:
     return {name: version(name) for name in _SAME_EVERYWHERE}
 
 
-def _problem(fetch: Callable[[Any], Any], task: Any, here: dict[str, str]) -> str:
+def _problem_of(task: Any) -> str:
     """Return what keeps a machine from training, or ""."""
     import ray
 
     try:
-        there, problem = fetch(task)
+        there, problem = ray.get(task)
     except ray.exceptions.RayError as error:
-        lines = str(error).strip().splitlines()
+        text = str(error).strip().splitlines()
         return (
-            f"cannot run this package: {lines[-1] if lines else type(error).__name__}; install it "
-            "there, in the environment of `ray start`, as it is here"
+            f"cannot start a client: {text[-1] if text else type(error).__name__}; it needs this "
+            "package as it is here, in the environment of its `ray start`"
         )
-    unlike = [f"{k} {there[k]} (here {here[k]})" for k in here if there[k] != here[k]]
+    unlike = [f"{k} {there[k]} (here {v})" for k, v in _versions().items() if there[k] != v]
     if unlike:
         return f"has {', '.join(unlike)}; install the same versions on all machines"
     return str(problem)
