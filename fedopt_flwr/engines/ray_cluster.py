@@ -79,11 +79,12 @@ def _why_not_joined(cluster: Cluster, error: Exception) -> str:
     where = f"--ray-address: cannot use the Ray cluster at {cluster.address!r}: "
     if "ersion mismatch" in text:
         return f"{where}{text}; install the same versions on all machines, and restart the cluster"
-    if "Package size" in text:
+    _, size, rest = text.partition("Package size")
+    if size:
         return (
             f"{where}{str(cluster.folder)!r} is too large to travel, as own code does with its "
-            f"folder: {text.partition('. To')[0]}; keep data elsewhere, or name it in a .rayignore "
-            "there"
+            f"folder: {size}{rest.partition('. ')[0]}; keep data elsewhere, or name it in a "
+            ".rayignore there"
         )
     return f"{where}{text}; this machine must be one of the cluster (`ray start --address`)"
 

@@ -194,6 +194,10 @@ def test_what_the_cluster_cannot_do_is_said_before_the_start(
     run = start(processes, home, "--ray-address", cluster.address, "--gpus-per-client", 0.5)
     assert run.ended() == 2
     assert "a client takes 1 CPU and 0.5 GPU" in run.log
+    hurried = ("--set", "federation.start_timeout=0.1")
+    run = start(processes, home, "--ray-address", cluster.address, *hurried)
+    assert run.ended() == 2
+    assert run.log.count("no answer in 0.1 s (federation.start_timeout); are its CPUs taken") == 2
     assert "Traceback" not in run.log
 
 
@@ -276,11 +280,11 @@ def test_a_process_that_dies_once_costs_nothing_and_one_that_always_does_is_a_fa
     monkeypatch.setenv("TRACE", str(home / "trace"))
     monkeypatch.setenv("DEADLY", str(deadly))
     deadly.touch()
-    run = start(processes, home)
+    run = start(processes, home, "--set", "federation.num_rounds=2")
     assert run.ended() == 0, run.log
     assert not deadly.exists()
     assert failures(processes.folder) == []
-    require_the_bits_of_one_process(home, processes.folder)
+    require_the_bits_of_one_process(home, processes.folder, 2)
     deadly.with_name("deadly.always").touch()
     settings = [f"output.directory={processes.folder / 'again'}", "federation.num_clients=2"]
     settings += ["federation.clients_per_round=2"]
