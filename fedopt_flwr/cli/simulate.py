@@ -46,13 +46,8 @@ def simulate(
     """Train in this process, or with Ray on this machine or a cluster."""
     if engine == "ray" and (workers > 1 or resume is not None):
         raise ConfigError("--engine ray: knows neither --workers nor --resume; leave them out")
-    if ray_address is not None and engine != "ray":
-        raise ConfigError(
-            f"--ray-address: got {ray_address!r} beside --engine {engine}, which trains in this "
-            "process; add --engine ray, or leave the address out"
-        )
     if ray_address is not None:
-        require_address("--ray-address", ray_address, lowest_port=1)
+        _require_cluster(engine, ray_address)
     train: Callable[..., Any]
     if resume is not None:
         require_alone(config, algorithm, settings)
@@ -82,3 +77,12 @@ def simulate(
     with RunDisplay(directory) as display:
         result = train(listener=display)
     display.finish(result)
+
+
+def _require_cluster(engine: str, address: str) -> None:
+    if engine != "ray":
+        raise ConfigError(
+            f"--ray-address: got {address!r} beside --engine {engine}, which trains in this "
+            "process; add --engine ray, or leave the address out"
+        )
+    require_address("--ray-address", address, lowest_port=1)
