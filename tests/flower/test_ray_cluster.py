@@ -214,6 +214,7 @@ def test_what_the_cluster_cannot_do_is_said_before_the_start(
             "own' is too large to travel, as own code does with its folder: Package size (0.0",
         ),
     ],
+    ids=["version", "size"],
 )
 def test_what_ray_itself_refuses_is_said_with_its_remedy(
     home: Path, cluster: RayCluster, tmp_path: Path, change: str, text: str
@@ -295,6 +296,7 @@ def test_a_process_that_dies_once_costs_nothing_and_one_that_always_does_is_a_fa
     assert "Traceback" not in run.log
 
 
+@pytest.mark.slow
 def test_a_client_that_takes_no_cpu_is_refused(tmp_path: Path) -> None:
     result = fedopt("simulate", "--engine", "ray", "--cpus-per-client", "0", cwd=tmp_path)
     refused(result, "--cpus-per-client: got 0.0; must be > 0")
