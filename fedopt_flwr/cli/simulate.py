@@ -1,4 +1,4 @@
-"""`fedopt simulate`: train on this machine."""
+"""`fedopt simulate`: train clients that are not real ones, on this machine or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from .options import (
     Settings,
     Workers,
     config_of_run,
+    require_address,
     require_alone,
 )
 
@@ -33,12 +34,20 @@ def simulate(
     ] = "in-process",
     cpus_per_client: Annotated[float, typer.Option(min=0, help="Only with --engine ray.")] = 1,
     gpus_per_client: Annotated[float, typer.Option(min=0, help="Only with --engine ray.")] = 0,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="A Ray cluster to use, with --engine ray; else one starts."
+        ),
+    ] = None,
     resume: Resume = None,
     debug: Debug = False,
 ) -> None:
-    """Train on this machine, in this process or with Ray."""
+    """Train in this process, or with Ray on this machine or a cluster."""
     if engine == "ray" and (workers > 1 or resume is not None):
         raise ConfigError("--engine ray: knows neither --workers nor --resume; leave them out")
+    if ray_address is not None:
+        _require_cluster(engine, ray_address)
     train: Callable[..., Any]
     if resume is not None:
         require_alone(config, algorithm, settings)
@@ -57,6 +66,7 @@ def simulate(
                 run_config,
                 cpus_per_client=cpus_per_client,
                 gpus_per_client=gpus_per_client,
+                ray_address=ray_address,
             )
         else:
             from ..run.simulate import simulate as simulate_run
@@ -67,3 +77,12 @@ def simulate(
     with RunDisplay(directory) as display:
         result = train(listener=display)
     display.finish(result)
+
+
+def _require_cluster(engine: str, address: str) -> None:
+    if engine != "ray":
+        raise ConfigError(
+            f"--ray-address: got {address!r} beside --engine {engine}, which trains in this "
+            "process; add --engine ray, or leave the address out"
+        )
+    require_address("--ray-address", address, lowest_port=1)

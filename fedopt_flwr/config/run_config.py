@@ -72,6 +72,13 @@ class RunConfig(_Section):
         """Where `module:attribute` names are looked up, in order."""
         return tuple(filter(None, (self._folder, Path.cwd())))
 
+    @property
+    def names_own_code(self) -> bool:
+        """Whether any part is a `module:attribute`, which is looked up in the import folders."""
+        names = [self.algorithm.name, self.data.name, self.data.collate or "", self.model.name]
+        names += [self.model.loss, self.model.metric, *self.evaluation.metrics]
+        return any(is_import_path(name) for name in names)
+
     def looking_in(self, folder: Path | None) -> Self:
         """Make `folder` the first place where `module:attribute` names are looked up."""
         self._folder = folder

@@ -1,27 +1,18 @@
-"""Flower's own runtimes: ServerApp and ClientApp, on Ray in this process or on a SuperLink."""
+"""Flower's own runtimes: a ServerApp's loop over a grid, and a ClientApp."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from typing import Any
 
 from flwr.app import Context
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.server import ServerConfig, SimpleClientManager
 from flwr.server.compat import start_grid
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 
-from ..errors import RunError
 from ..flower import FederatedStrategy
-from .common import LeanServer, intra_op_threads, quiet
-
-_QUIET_RAY: dict[str, Any] = {
-    "include_dashboard": False,
-    "log_to_driver": False,
-    "logging_level": logging.ERROR,
-}
+from .common import LeanServer, intra_op_threads
 
 
 def make_client_app(client_for: Callable[[Context], NumPyClient]) -> ClientApp:
@@ -43,52 +34,3 @@ def run_on_grid(
     server.set_max_workers(num_clients)
     with intra_op_threads(threads):
         start_grid(grid=grid, server=server, config=ServerConfig(num_rounds, round_timeout))
-
-
-def run_on_ray(
-    main: Callable[[Grid, Context], None],
-    client_for: Callable[[Context], NumPyClient],
-    *,
-    num_clients: int,
-    cpus_per_client: float,
-    gpus_per_client: float,
-    on_crash: Callable[[], None] = lambda: None,
-) -> None:
-    """Run a ServerApp with `main` and a ClientApp with `client_for` on Flower's simulation.
-
-    What `main` raises is raised here: Flower would only log it. `client_for` is pickled for Ray's
-    processes. Where the simulation itself fails, `on_crash` has to end `main`, which Flower leaves
-    waiting in a thread; then RunError says why.
-    """
-    from flwr.simulation import run_simulation
-
-    errors: list[BaseException] = []
-    server_app = ServerApp()
-
-    @server_app.main()
-    def guarded(grid: Grid, context: Context) -> None:
-        try:
-            main(grid, context)
-        except BaseException as error:
-            errors.append(error)
-
-    try:
-        with quiet(logging.CRITICAL):
-            run_simulation(
-                server_app=server_app,
-                client_app=make_client_app(client_for),
-                num_supernodes=num_clients,
-                backend_config={
-                    "client_resources": {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client},
-                    "init_args": _QUIET_RAY,
-                },
-            )
-    except RuntimeError as error:
-        on_crash()
-        first: BaseException = error
-        while first.__cause__ is not None:
-            first = first.__cause__
-        text = f"{type(first).__name__}: {first}"
-        raise RunError(f"--engine ray: Flower's simulation ended: {text}") from error
-    if errors:
-        raise errors[0]

@@ -14,9 +14,15 @@ from ..algorithm import ClientId
 from ..config.client_ids import parse_ids
 from ..config.run_config import RunConfig
 from ..data import load_test_data
-from ..engines.grid import run_on_grid, run_on_ray
-from ..errors import ConfigError, RunError
+from ..engines.grid import run_on_grid
+from ..engines.ray import run_on_ray
+from ..engines.ray_cluster import Cluster
+from ..errors import ConfigError, FedoptError, RunError
 from ..flower import ClientStates, ContextStates
+from ..models import find_model
+from ..models.weights import weights_digest
+from ..problems import collected, raise_together
+from ..training.evaluation import named_loss, named_metric
 from .experiment import Experiment
 from .hosts import ClientHost, HostedClient, states_in
 from .result import Result
@@ -131,13 +137,32 @@ def _host(config: str, folder: Path, client_ids: tuple[ClientId, ...]) -> Client
 
 
 def simulate_on_ray(
-    config: RunConfig, listener: Listener, *, cpus_per_client: float, gpus_per_client: float
+    config: RunConfig,
+    listener: Listener,
+    *,
+    cpus_per_client: float,
+    gpus_per_client: float,
+    ray_address: str | None = None,
 ) -> Result:
-    """Run a federation on Flower's simulation with Ray, one virtual node a client."""
+    """Run a federation on Flower's simulation with Ray, one virtual node a client.
+
+    `ray_address` is HOST:PORT of a cluster of which this machine is one; None starts Ray here. Own
+    code travels there with its folder; data does not, each machine reads its own.
+    """
     results: list[Result] = []
     crashed = threading.Event()
-    # pickled for processes that may run in another folder
-    own = RunConfig(**config.to_dict()).looking_in(config.import_folders[0])
+    # pickled for processes that may run in another folder: in that of a cluster's copy
+    folder = None if ray_address else config.import_folders[0]
+    own = RunConfig(**config.to_dict()).looking_in(folder)
+    number = config.federation.fixed_number("a simulation")
+    cluster = None
+    if ray_address is not None:
+        cluster = Cluster(
+            ray_address,
+            folder=config.import_folders[0] if config.names_own_code else None,
+            check=partial(_require_what_a_client_needs, own),
+            patience_seconds=config.federation.start_timeout,
+        )
 
     def require_simulation() -> None:
         if crashed.is_set():
@@ -150,8 +175,28 @@ def simulate_on_ray(
         main,
         partial(client_of_node, own),
         on_crash=crashed.set,
-        num_clients=config.federation.fixed_number("a simulation"),
+        num_clients=number,
         cpus_per_client=cpus_per_client,
         gpus_per_client=gpus_per_client,
+        cluster=cluster,
     )
     return results[0]
+
+
+def _require_what_a_client_needs(config: RunConfig) -> None:
+    """Load what a client has of its machine: own code, device, weights and data."""
+    errors: list[FedoptError] = []
+    folders = config.import_folders
+    with collected(errors):
+        ClientHost(config, [0]).data(0, {})
+    with collected(errors):
+        find_model(config.model.name, folders)
+    with collected(errors):
+        named_loss(config.model.loss, folders)
+    with collected(errors):
+        for name in config.evaluation.metrics:
+            named_metric(name, folders, "evaluation.metrics")
+    with collected(errors):
+        if config.model.weights is not None:
+            weights_digest(config.model.weights)
+    raise_together(errors)

@@ -1,0 +1,100 @@
+"""Processes on Ray that come and go: a machine or a process that is lost does not end a run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import ray
+from flwr.server.superlink.fleet.vce.backend import raybackend
+from flwr.simulation.ray_transport.ray_actor import BasicActorPool, pool_size_from_resources
+from ray.exceptions import ObjectLostError, RayActorError
+
+_LOST = (RayActorError, ObjectLostError)  # the actor, or its reply with the machine
+
+
+class LastingPool(BasicActorPool):
+    """Flower's pool of actors, which hands on a message whose actor died, and lets that actor go.
+
+    Flower's own puts it back, on top, where it fails at once all messages that it is given: after
+    the loss of one machine of two, hardly a client of any later round is trained. A message that
+    is handed on has the same reply, as a client's state changes only with its reply.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._changed = threading.Condition()
+        self._jobs: dict[Any, Any] = {}  # by their future
+        self._starting: dict[Any, Any] = {}  # actors in place of lost ones, by what is ready then
+
+    def submit(self, actor_fn: Any, job: Any) -> Any:
+        """Give a message to an idle actor, once there is one, and return its future."""
+        with self._changed:
+            while not self.pool:  # there is a thread for each actor that there was at the start
+                self._make_up_for_lost()
+                self._changed.wait_for(lambda: self.pool, timeout=1.0)
+            future = super().submit(actor_fn, job)
+            self._jobs[future] = (actor_fn, job)
+            return future
+
+    def fetch_result_and_return_actor_to_pool(self, future: Any) -> Any:
+        """Return reply and context; the loss of the actor is raised where a second one is lost."""
+        job = self._jobs.pop(future)
+        try:
+            return super().fetch_result_and_return_actor_to_pool(future)
+        except _LOST:
+            self._let_go(future)
+        again = self.submit(*job)
+        del self._jobs[again]
+        try:
+            return super().fetch_result_and_return_actor_to_pool(again)
+        except _LOST:
+            self._let_go(again)
+            raise
+        except Exception:
+            self.add_actor_back_to_pool(again)  # Flower knows only the first one
+            raise
+
+    def add_actor_back_to_pool(self, future: Any) -> None:
+        with self._changed:
+            if future in self._future_to_actor:  # not one that was let go
+                super().add_actor_back_to_pool(future)
+                self._changed.notify()
+
+    def _let_go(self, future: Any) -> None:
+        with self._changed:
+            del self._future_to_actor[future]
+            self.num_actors -= 1
+
+    def _make_up_for_lost(self) -> None:
+        """Start actors where the machines have room for more; use those that are there by now.
+
+        ValueError where no machine has room for any.
+        """
+        for ready, actor in list(self._starting.items()):
+            if ray.wait([ready], timeout=0)[0]:
+                del self._starting[ready]
+                try:
+                    ray.get(ready)
+                    self.pool.append(actor)
+                except _LOST:
+                    self.num_actors -= 1
+        room = min(self.actors_capacity, pool_size_from_resources(self.client_resources))
+        for _ in range(room - self.num_actors):
+            actor = self.create_actor_fn()
+            self._starting[actor.__ray_ready__.remote()] = actor
+            self.num_actors += 1
+
+
+@contextlib.contextmanager
+def replacing_lost_actors() -> Iterator[None]:
+    """Let Flower's simulation use this pool meanwhile; it lets nobody choose one."""
+    name = "BasicActorPool"
+    own = getattr(raybackend, name)
+    setattr(raybackend, name, LastingPool)
+    try:
+        yield
+    finally:
+        setattr(raybackend, name, own)
