@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord
@@ -23,6 +23,7 @@ from ..errors import ConfigError
 from ..rounds.record import RoundRecord
 from ..training.flat_model import copied
 from . import app_strategy
+from .app_strategy import SharedOptions
 from .message_nodes import NOTHING, Nodes, fit_result, instruction
 from .message_records import NUM_EXAMPLES
 from .strategy import FederatedStrategy
@@ -30,7 +31,7 @@ from .strategy import FederatedStrategy
 _LOG = logging.getLogger("flwr")  # as Flower's own summaries
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 _MOST = 1e30  # of a number that is averaged; NaN is no less
-_OF_START = {  # options of the other strategies, and what takes their place here
+OF_START = {  # options of the other strategies, and what takes their place here
     "num_rounds": "start(num_rounds=...)",
     "round_timeout": "start(timeout=...)",
     "evaluate_fn": "start(evaluate_fn=...)",
@@ -128,15 +129,15 @@ class OverMessages(MessageApiStrategy):
 class Strategy(OverMessages):
     """Runs `rule` on `model`, whose parameters are where training starts and which is copied.
 
-    Takes the keywords of `fedopt_flwr.strategies.StrategyOptions` but for those that are `start`'s
-    here. `rounds` holds the record of every round so far, `stopped` says why a run ended early, and
-    `best` is the best model's state_dict, with `stop`. Nodes must answer queries and train with the
-    functions of `fedopt_flwr.clientapp`. Raises ConfigError with all that is wrong.
+    Takes the keywords of `SharedOptions`. `rounds` holds the record of every round so far,
+    `stopped` says why a run ended early, and `best` is the best model's state_dict, with `stop`.
+    Nodes must answer queries and train with the functions of `fedopt_flwr.clientapp`. Raises
+    ConfigError with all that is wrong.
     """
 
     _inner: app_strategy.Strategy
 
-    def __init__(self, rule: Algorithm, model: nn.Module, **options: Any) -> None:
+    def __init__(self, rule: Algorithm, model: nn.Module, **options: Unpack[SharedOptions]) -> None:
         self._prepare(
             lambda own, **given: app_strategy.Strategy(rule, own, **given), model, options
         )
@@ -147,7 +148,7 @@ class Strategy(OverMessages):
         model: nn.Module,
         options: Mapping[str, Any],
     ) -> None:
-        for name, instead in _OF_START.items():
+        for name, instead in OF_START.items():
             if name in options:
                 raise TypeError(f"{type(self).__name__}: {name!r} is not for this API; {instead}")
         self._make, self._model, self._options = make, model, dict(options)
