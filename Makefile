@@ -57,3 +57,4 @@ test-newest:
 	$(NEWEST)/python -m pip install --quiet -c .venv-newest/constraints.txt -e '.[dev]'
 	$(NEWEST)/python -m pip show flwr | grep Version
 	$(NEWEST)/pytest -n 2 -m "not slow and not containers"
+	$(NEWEST)/pytest -m slow tests/flower -k "superlink or supernode or template"

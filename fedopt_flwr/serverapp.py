@@ -4,16 +4,20 @@
     result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=50)
 
 `Strategy(rule, model, ...)` does the same for a rule that you made, also one of your own. N and S
-are named at once, T is `start`'s `num_rounds`. The nodes' half is `fedopt_flwr.clientapp`.
+are named at once, with the other keywords of `SharedOptions`; T is `start`'s `num_rounds`. The
+nodes' half is `fedopt_flwr.clientapp`.
 """
 
 from __future__ import annotations
 
+from inspect import Signature, signature
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
 from . import strategies
+from .flower.app_strategy import SharedOptions as SharedOptions
+from .flower.message_strategy import OF_START
 from .flower.message_strategy import Strategy as Strategy
 
 
@@ -27,7 +31,9 @@ class RuleStrategy(Strategy):
 
 
 def _named(other: type[strategies.RuleStrategy]) -> type[RuleStrategy]:
-    contents = {"other": other, "__doc__": other.__doc__, "__module__": __name__}
+    own = [p for p in signature(other).parameters.values() if p.name not in OF_START]
+    contents: dict[str, Any] = {"other": other, "__doc__": other.__doc__, "__module__": __name__}
+    contents["__signature__"] = Signature(own)  # help() and completion show these arguments
     return type(other.__name__, (RuleStrategy,), contents)
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from flwr.app import Context
-from flwr.client import NumPyClient
 from flwr.serverapp import Grid, ServerApp
 
 from ..errors import ConfigError, RunError
+from ..flower import FederatedClient
 from .common import quiet
 from .grid import make_client_app
 from .ray_cluster import Cluster, connected
@@ -27,7 +27,7 @@ _QUIET_RAY: dict[str, Any] = {
 
 def run_on_ray(
     main: Callable[[Grid, Context], None],
-    client_for: Callable[[Context], NumPyClient],
+    client_for: Callable[[Context], FederatedClient],
     *,
     num_clients: int,
     cpus_per_client: float,
@@ -74,7 +74,7 @@ def run_on_ray(
 
 def _simulate(
     server_app: ServerApp,
-    client_for: Callable[[Context], NumPyClient],
+    client_for: Callable[[Context], FederatedClient],
     num_clients: int,
     resources: dict[str, Any],
 ) -> None:

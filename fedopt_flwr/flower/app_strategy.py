@@ -33,18 +33,11 @@ Metrics = dict[str, Scalar]
 EvaluateFn = Callable[[int, list[np.ndarray], Metrics], tuple[float, Metrics] | None]
 
 
-class StrategyOptions(TypedDict, total=False):
-    """What every strategy of `fedopt_flwr.strategies` takes beside its own arguments.
-
-    The functions are Flower's: `evaluate_fn(round, arrays in state_dict order, {})` returns loss
-    and metrics, `on_fit_config_fn(round)` what each client's `fit` finds in its config beside our
-    own keys, `fit_metrics_aggregation_fn([(num_examples, metrics), ...])` the round's metrics; so
-    do the other two for `fraction_evaluate` of the clients, which evaluate the model on their data.
-    """
+class SharedOptions(TypedDict, total=False):
+    """What every strategy takes beside its own arguments, in both of Flower's APIs."""
 
     num_clients: Required[int | Literal["open"]]  # N
     clients_per_round: Required[int]  # S
-    num_rounds: Required[int]  # T
     seed: int
     sampler: Literal["uniform", "multinomial", "adaptive", "clustered"]
     warmup_rounds: int  # of all clients, before `clustered` groups them
@@ -69,16 +62,28 @@ class StrategyOptions(TypedDict, total=False):
     min_clients: int  # that start an "open" federation; None: clients_per_round
     forget_after: int  # rounds that a client of an "open" one may be away; None: any number
     start_timeout: float  # s to wait for all clients
-    round_timeout: float  # s for the start pass; none if not given (for rounds: ServerConfig's)
     threads: int  # intra-op threads of a client
     weights: Path | str | Mapping[str, Tensor]  # file or state_dict of the model: where it starts
+    fraction_evaluate: float  # of the clients, that evaluate after each round; 0 if not given
+    on_round: Callable[[RoundRecord], None]
+
+
+class StrategyOptions(SharedOptions, total=False):
+    """What every strategy of `fedopt_flwr.strategies` takes beside its own arguments.
+
+    The functions are Flower's: `evaluate_fn(round, arrays in state_dict order, {})` returns loss
+    and metrics, `on_fit_config_fn(round)` what each client's `fit` finds in its config beside our
+    own keys, `fit_metrics_aggregation_fn([(num_examples, metrics), ...])` the round's metrics; so
+    do the other two for `fraction_evaluate` of the clients, which evaluate the model on their data.
+    """
+
+    num_rounds: Required[int]  # T
+    round_timeout: float  # s for the start pass; none if not given (for rounds: ServerConfig's)
     evaluate_fn: EvaluateFn
     on_fit_config_fn: Callable[[int], Metrics]
     fit_metrics_aggregation_fn: Callable[[list[tuple[int, Metrics]]], Metrics]
-    fraction_evaluate: float  # of the clients, that evaluate after each round; 0 if not given
     on_evaluate_config_fn: Callable[[int], Metrics]
     evaluate_metrics_aggregation_fn: Callable[[list[tuple[int, Metrics]]], Metrics]
-    on_round: Callable[[RoundRecord], None]
 
 
 # __required_keys__ is empty where annotations are postponed, as the typing module documents
@@ -88,7 +93,7 @@ _TRAINING = TrainingSection.model_fields
 
 
 def option_defaults() -> dict[str, Any]:
-    """Return the options that may be left out, with their defaults, in the order above."""
+    """Return the options that may be left out, with their defaults."""
     fields = _FEDERATION | _TRAINING
     names = [name for name in StrategyOptions.__annotations__ if name not in REQUIRED_OPTIONS]
     return {name: fields[name].default if name in fields else None for name in names}

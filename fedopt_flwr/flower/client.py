@@ -287,11 +287,11 @@ class FederatedClient(NumPyClient):
         Where an instruction says that parts stay with this client, its own model's values are there
         too, as `own_loss` and `own_NAME`.
         """
-        data = self.data if self.holdout is None else self.holdout
         own_keys = [key for key in config if key.startswith(PREFIX)]
         instruction = Instruction.from_config(config) if own_keys else None
         if instruction is not None:
             self.prepare(instruction)
+        data = self.data if self.holdout is None else self.holdout
         loss, metrics = self._models.loss, self._models.metrics
         at_once = instruction.micro_batch_size if instruction else 0
         with self._models.borrow() as model:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from torch import nn
 
 from ..algorithm import ClientId
 from ..data import as_client_data, require_examples
 from .app_client import Client, identity
+from .client import FederatedClient
 from .instruction import Instruction
 from .message_records import (
     ARRAYS,
@@ -30,12 +39,12 @@ def query(
     """Answer who this node is and how many examples it trains on.
 
     The id is `client_id`, the same as `train` is given, else `client-id` of the node config, else
-    `partition-id`, which simulations give.
+    `partition-id`, which simulations give. `train` answers queries too, where `@app.query()` stands
+    above it as well; this needs no model.
     """
     own, data = identity(client_id, context), as_client_data(dataset)
     require_examples({own: data})
-    properties: dict[str, Any] = {"client_id": own, "num_examples": data.num_examples}
-    return Message(RecordDict({PROPERTIES: ConfigRecord(properties)}), reply_to=message)
+    return _introduction(message, {"client_id": own, "num_examples": data.num_examples})
 
 
 def train(
@@ -47,32 +56,44 @@ def train(
     `device`. The client's state lies in `context.state`, or with `state_dir` on disk. Whatever
     fails is the reply's text, and the strategy's record of this client in this round.
     """
-    client = Client(model, dataset, context=context, **options)
-    arrays, count, report = client.fit(_arrays(message), _config(message))
-    own: dict[str, Any] = {**report, NUM_EXAMPLES: count, "digest": digest(arrays)}
-    content = RecordDict({ARRAYS: ArrayRecord(arrays), REPORT: config_record(own)})
-    if "error" not in report:
-        loss = float(report["loss"])
-        content[METRICS] = MetricRecord({NUM_EXAMPLES: count, "train_loss": loss})
-    return Message(content, reply_to=message)
+    return answer(message, Client(model, dataset, context=context, **options))
 
 
 def evaluate(
     message: Message, context: Context, *, model: nn.Module, dataset: Any, **options: Any
 ) -> Message:
     """Evaluate the server's model on `holdout`, or on `dataset` where none is given."""
-    client = Client(model, dataset, context=context, **options)
-    loss, count, metrics = client.evaluate(_arrays(message), _config(message))
+    return answer(message, Client(model, dataset, context=context, **options))
+
+
+def answer(message: Message, client: FederatedClient) -> Message:
+    """Return what a client answers to a message of our strategies, of whatever type it is."""
+    own: dict[str, Any] = dict(message.content.config_records[CONFIG])
+    kind = message.metadata.message_type
+    if kind == MessageType.QUERY:
+        return _introduction(message, client.get_properties(own))
+    arrays = message.content.array_records[ARRAYS].to_numpy_ndarrays()
+    # empty texts do not travel
+    config = dict.fromkeys((f"{PREFIX}{name}" for name in Instruction.model_fields), "") | own
+    if kind == MessageType.EVALUATE and not config[f"{PREFIX}arrays"]:
+        return _evaluation(message, *client.evaluate(arrays, config))
+    return _upload(message, *client.fit(arrays, config))
+
+
+def _introduction(message: Message, properties: dict[str, Any]) -> Message:
+    return Message(RecordDict({PROPERTIES: ConfigRecord(properties)}), reply_to=message)
+
+
+def _upload(message: Message, arrays: list[Any], count: int, report: dict[str, Any]) -> Message:
+    sent = ArrayRecord(arrays)
+    own = {**report, NUM_EXAMPLES: count, "digest": digest(sent)}
+    content = RecordDict({ARRAYS: sent, REPORT: config_record(own)})
+    if "loss" in report:
+        content[METRICS] = MetricRecord({NUM_EXAMPLES: count, "train_loss": report["loss"]})
+    return Message(content, reply_to=message)
+
+
+def _evaluation(message: Message, loss: float, count: int, metrics: dict[str, Any]) -> Message:
     numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
     found = MetricRecord({NUM_EXAMPLES: count, "loss": loss, **numbers})
     return Message(RecordDict({METRICS: found}), reply_to=message)
-
-
-def _arrays(message: Message) -> list[Any]:
-    return message.content.array_records[ARRAYS].to_numpy_ndarrays()
-
-
-def _config(message: Message) -> dict[str, Any]:
-    """Return an instruction with its empty texts, which do not travel."""
-    empty = dict.fromkeys((f"{PREFIX}{name}" for name in Instruction.model_fields), "")
-    return {**empty, **message.content.config_records[CONFIG]}

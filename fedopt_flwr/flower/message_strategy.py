@@ -1,29 +1,17 @@
 """Our strategies in Flower's Message API: the same rounds, carried by messages to a grid's nodes.
 
-What is asked and what is made of the answers is that of `app_strategy`; here its instructions
-become messages, and replies become answers again.
+What is asked and what is made of the answers is that of the other API's strategies; here their
+instructions become messages, and replies become answers again.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.common import (
-    Code,
-    EvaluateIns,
-    FitIns,
-    FitRes,
-    GetPropertiesIns,
-    GetPropertiesRes,
-    Parameters,
-    Status,
-    ndarrays_to_parameters,
-)
-from flwr.server import SimpleClientManager
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord
 from flwr.server.client_proxy import ClientProxy
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
@@ -31,19 +19,19 @@ from flwr.serverapp.strategy import Strategy as MessageApiStrategy
 from torch import nn
 
 from ..algorithm import Algorithm
-from ..errors import ConfigError, MessageError
-from ..problems import foreign_text
+from ..errors import ConfigError
 from ..rounds.record import RoundRecord
 from ..training.flat_model import copied
 from . import app_strategy
-from .message_records import ARRAYS, CONFIG, NUM_EXAMPLES, PROPERTIES, REPORT, config_record, digest
-from .messages import to_arrays
+from .app_strategy import SharedOptions
+from .message_nodes import NOTHING, Nodes, fit_result, instruction
+from .message_records import NUM_EXAMPLES
+from .strategy import FederatedStrategy
 
 _LOG = logging.getLogger("flwr")  # as Flower's own summaries
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 _MOST = 1e30  # of a number that is averaged; NaN is no less
-_NOTHING = Parameters([], "")
-_OF_START = {  # options of the other strategies, and what takes their place here
+OF_START = {  # options of the other strategies, and what takes their place here
     "num_rounds": "start(num_rounds=...)",
     "round_timeout": "start(timeout=...)",
     "evaluate_fn": "start(evaluate_fn=...)",
@@ -56,16 +44,100 @@ _OF_START = {  # options of the other strategies, and what takes their place her
 }
 
 
-class Strategy(MessageApiStrategy):
+class OverMessages(MessageApiStrategy):
+    """Carries the rounds of `inner` by messages to a grid's nodes, which must answer them as
+    `message_client.answer` does. The model is `inner`'s: in Flower's loop there are no arrays."""
+
+    _inner: FederatedStrategy
+
+    def __init__(self, inner: FederatedStrategy) -> None:
+        self._inner = inner
+
+    def summary(self) -> None:
+        """Log rule and hyperparameters."""
+        rule = self._inner.rule
+        _LOG.info("%s: %s", rule.name, rule.model_dump(exclude_none=True))
+
+    def run(
+        self,
+        grid: Grid,
+        num_rounds: int,
+        timeout: float | None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+    ) -> Result:
+        """Find all nodes, run the start pass of rules that have one, then Flower's loop.
+
+        A round's replies count for `timeout` seconds, or None for however long they take.
+        """
+        self._nodes, self._timeout = Nodes(grid), timeout
+        self._asked: list[tuple[Metadata, ClientProxy]] = []  # to train, in the current round
+        self._inner.initialize_parameters(self._nodes)
+        limit: Any = timeout  # only the grid's method reads it, which takes None too
+        configs = (train_config, evaluate_config)
+        return super().start(grid, self._arrays(), num_rounds, limit, *configs, self._close_round)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        asked = self._inner.configure_fit(server_round, NOTHING, self._nodes)
+        messages = [
+            instruction(proxy, ins, MessageType.TRAIN, self._timeout, config=config)
+            for proxy, ins in asked
+        ]
+        # a message has its id only once it is sent
+        self._asked = [(m.metadata, proxy) for m, (proxy, _) in zip(messages, asked, strict=True)]
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the server's model and the metrics of the replies that count, averaged by
+        examples."""
+        found = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        asked = {sent.message_id: proxy for sent, proxy in self._asked}
+        answers = [(proxy, found[i]) for i, proxy in asked.items() if i in found]
+        results = [(proxy, fit_result(reply)) for proxy, reply in answers]
+        self._inner.aggregate_fit(server_round, results, [])
+        counted = {*self._inner.record.clients}
+        told = [reply for proxy, reply in answers if self._inner.members.id_of(proxy) in counted]
+        metrics = averaged(told)
+        if isinstance(replies, list):  # Flower's loop holds it until the next round's are there
+            replies.clear()
+        return self._arrays(), metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return []  # `inner` asks when the round is closed, where that is due
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the means of the nodes' loss and metrics, weighted by examples."""
+        return averaged([reply for reply in replies if not reply.has_error()])
+
+    def _close_round(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """Evaluate, and publish the round's record."""
+        found: Any = self._inner.evaluate(server_round, NOTHING)
+        return None if found is None else MetricRecord({"loss": found[0], **found[1]})
+
+    def _arrays(self) -> ArrayRecord:
+        return ArrayRecord()
+
+
+class Strategy(OverMessages):
     """Runs `rule` on `model`, whose parameters are where training starts and which is copied.
 
-    Takes the keywords of `fedopt_flwr.strategies.StrategyOptions` but for those that are `start`'s
-    here. `rounds` holds the record of every round so far, `stopped` says why a run ended early, and
-    `best` is the best model's state_dict, with `stop`. Nodes must answer queries and train with the
-    functions of `fedopt_flwr.clientapp`. Raises ConfigError with all that is wrong.
+    Takes the keywords of `SharedOptions`. `rounds` holds the record of every round so far,
+    `stopped` says why a run ended early, and `best` is the best model's state_dict, with `stop`.
+    Nodes must answer queries and train with the functions of `fedopt_flwr.clientapp`. Raises
+    ConfigError with all that is wrong.
     """
 
-    def __init__(self, rule: Algorithm, model: nn.Module, **options: Any) -> None:
+    _inner: app_strategy.Strategy
+
+    def __init__(self, rule: Algorithm, model: nn.Module, **options: Unpack[SharedOptions]) -> None:
         self._prepare(
             lambda own, **given: app_strategy.Strategy(rule, own, **given), model, options
         )
@@ -76,14 +148,13 @@ class Strategy(MessageApiStrategy):
         model: nn.Module,
         options: Mapping[str, Any],
     ) -> None:
-        for name, instead in _OF_START.items():
+        for name, instead in OF_START.items():
             if name in options:
                 raise TypeError(f"{type(self).__name__}: {name!r} is not for this API; {instead}")
         self._make, self._model, self._options = make, model, dict(options)
         self._evaluate_fn: EvaluateFn | None = None
         self._found: MetricRecord | None = None
-        self._nodes: _Nodes
-        self._inner = make(model, **options, num_rounds=1)  # what is wrong is said now
+        super().__init__(make(model, **options, num_rounds=1))  # what is wrong is said now
 
     @property
     def rounds(self) -> list[RoundRecord]:
@@ -96,11 +167,6 @@ class Strategy(MessageApiStrategy):
     @property
     def best(self) -> Mapping[str, torch.Tensor] | None:
         return self._inner.best
-
-    def summary(self) -> None:
-        """Log rule and hyperparameters."""
-        rule = self._inner.rule
-        _LOG.info("%s: %s", rule.name, rule.model_dump(exclude_none=True))
 
     def start(
         self,
@@ -121,55 +187,31 @@ class Strategy(MessageApiStrategy):
         model = _loaded(self._model, initial_arrays)
         given = {"round_timeout": timeout or "none", "evaluate_fn": self._measured}
         self._inner = self._make(model, **self._options, **given, num_rounds=num_rounds)
-        self._nodes = _Nodes(grid)
-        self._inner.initialize_parameters(self._nodes)
-        configs = (train_config, evaluate_config)
-        return super().start(
-            grid, self._arrays(), num_rounds, timeout, *configs, evaluate_fn=self._close_round
-        )
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        asked = self._inner.configure_fit(server_round, _NOTHING, self._nodes)
-        return [_message(proxy, ins, MessageType.TRAIN, config) for proxy, ins in asked]
+        result = self.run(grid, num_rounds, timeout or None, train_config, evaluate_config)
+        result.arrays = self._arrays()  # the last round may have been taken back
+        return result
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the server's model and the metrics of the replies that count, averaged by
-        examples."""
-        if self._inner.stopped:  # and so nobody was asked
+        if self.stopped:  # and so nobody was asked
             return self._arrays(), None
-        answers = {reply.metadata.src_node_id: reply for reply in replies}
-        known = {node: proxy for node, proxy in self._nodes.proxies.items() if node in answers}
-        results = [(proxy, _fit_result(answers[node])) for node, proxy in known.items()]
-        self._inner.aggregate_fit(server_round, results, [])  # type: ignore[arg-type]
-        counted = {*self._inner.record.clients}
-        told = [
-            answers[node]
-            for node, proxy in known.items()
-            if self._inner.members.id_of(proxy) in counted
-        ]
-        return self._arrays(), _averaged(told)
+        return super().aggregate_train(server_round, replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        state = ndarrays_to_parameters(self._inner.model.state_arrays())
-        asked = self._inner.configure_evaluate(server_round, state, self._nodes)
-        return [_message(proxy, ins, MessageType.EVALUATE, config) for proxy, ins in asked]
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Return the means of the nodes' loss and metrics, weighted by examples."""
-        return _averaged([reply for reply in replies if not reply.has_error()])
+        """Send the server's model, as a state_dict, to those who are asked to evaluate it."""
+        asked = self._inner.configure_evaluate(server_round, NOTHING, self._nodes)
+        given: dict[str, Any] = {"config": config, "arrays": arrays}
+        return [
+            instruction(proxy, ins, MessageType.EVALUATE, self._timeout, **given)
+            for proxy, ins in asked
+        ]
 
     def _close_round(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Evaluate, and publish the round's record."""
         self._found = None
-        self._inner.evaluate(server_round, _NOTHING)
+        super()._close_round(server_round, arrays)
         return self._found
 
     def _measured(
@@ -186,107 +228,7 @@ class Strategy(MessageApiStrategy):
         return ArrayRecord(self._inner.model.module.state_dict())
 
 
-class _NodeProxy(ClientProxy):
-    """One node of a grid, asked by messages."""
-
-    def __init__(self, node_id: int, grid: Grid) -> None:
-        super().__init__(str(node_id))
-        self.node_id = node_id
-        self._grid = grid
-
-    def get_properties(
-        self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None
-    ) -> GetPropertiesRes:
-        content = RecordDict({CONFIG: ConfigRecord(dict(ins.config))})
-        reply = self._ask(Message(content, self.node_id, MessageType.QUERY), timeout)
-        try:
-            told: dict[str, Any] = dict(
-                _checked(reply, PROPERTIES).content.config_records[PROPERTIES]
-            )
-        except Exception as error:  # of what anyone may send
-            status = Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, foreign_text(error))
-            return GetPropertiesRes(status, {})
-        return GetPropertiesRes(Status(Code.OK, ""), told)
-
-    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
-        return _fit_result(self._ask(_message(self, ins, MessageType.TRAIN), timeout))
-
-    def _ask(self, message: Message, timeout: float | None) -> Message | None:
-        return next(iter(self._grid.send_and_receive([message], timeout=timeout)), None)
-
-    def _not_asked(self, *arguments: object, **options: object) -> Any:
-        raise RuntimeError("the strategy never asks this of a node")
-
-    get_parameters = evaluate = reconnect = _not_asked
-
-
-class _Nodes(SimpleClientManager):
-    """The nodes of a grid, as they are when they are asked for."""
-
-    def __init__(self, grid: Grid) -> None:
-        super().__init__()
-        self._grid = grid
-        self.proxies: dict[int, _NodeProxy] = {}
-
-    def num_available(self) -> int:
-        return len(self.all())
-
-    def all(self) -> dict[str, ClientProxy]:
-        here = list(self._grid.get_node_ids())
-        self.proxies = {i: self.proxies.get(i) or _NodeProxy(i, self._grid) for i in here}
-        return {proxy.cid: proxy for proxy in self.proxies.values()}
-
-
-def _message(
-    proxy: ClientProxy,
-    ins: FitIns | EvaluateIns,
-    kind: str,
-    config: Mapping[str, Any] | None = None,
-) -> Message:
-    """Return an instruction as a message, with a user's own values beside it."""
-    content = RecordDict(
-        {
-            ARRAYS: ArrayRecord(to_arrays(ins.parameters)),
-            CONFIG: config_record({**(config or {}), **ins.config}),
-        }
-    )
-    return Message(content, int(proxy.cid), kind)
-
-
-def _checked(reply: Message | None, *records: str) -> Message:
-    """Return a reply that holds these records; MessageError says why it is of no use."""
-    if reply is None:
-        raise MessageError("no answer")
-    if reply.has_error():
-        raise MessageError(f"its ClientApp failed: {reply.error.reason}")
-    missing = [name for name in records if name not in reply.content]
-    if missing:
-        raise MessageError(
-            f"its reply lacks {missing}; answer with the functions of fedopt_flwr.clientapp, and "
-            "leave what they return in place"
-        )
-    return reply
-
-
-def _fit_result(reply: Message | None) -> FitRes:
-    """Return a node's reply as Flower's other API has it; what is wrong with it is its status."""
-    try:
-        content = _checked(reply, REPORT).content
-        report: dict[str, Any] = dict(content.config_records[REPORT])
-        arrays = content.array_records[ARRAYS].to_numpy_ndarrays()
-        if report.pop("digest", None) != digest(arrays):
-            raise MessageError(
-                "its arrays were changed after it was trained, as mods do that clip, add noise or "
-                "aggregate securely; this strategy takes in what the rule sent, and no such mod "
-                "keeps its promise here; take it out of the ClientApp"
-            )
-        count = int(report.pop(NUM_EXAMPLES, 0))
-    except Exception as error:  # of what anyone may send
-        return FitRes(Status(Code.FIT_NOT_IMPLEMENTED, foreign_text(error)), _NOTHING, 0, {})
-    return FitRes(Status(Code.OK, ""), ndarrays_to_parameters(arrays), count, report)
-
-
-def _averaged(replies: Iterable[Message]) -> MetricRecord | None:
+def averaged(replies: Iterable[Message]) -> MetricRecord | None:
     """Return the mean of each metric over the replies that have it, weighted by examples."""
     sums: dict[str, float] = {}
     weights: dict[str, float] = {}

@@ -91,7 +91,6 @@ def serve_on_grid(
         run_on_grid(
             run.strategy,
             grid,
-            num_clients=config.federation.most_clients,
             num_rounds=run.num_rounds,
             round_timeout=config.federation.timeout_seconds,
             threads=config.training.threads,

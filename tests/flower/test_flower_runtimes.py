@@ -98,15 +98,22 @@ def vector_in(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
+def evaluations_in(folder: Path) -> list[Any]:
+    return [record["on_clients"] for record in read_records(folder)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ALGORITHMS)
 def test_ray_gives_the_same_bits_as_one_process(processes: Processes, rule: str) -> None:
     folder, alone = processes.folder / "ray", processes.folder / "alone"
-    given = [part for s in settings_of(rule, folder) for part in ("--set", s)]
+    beside = ["data.holdout=0.2", "evaluation.on_clients=true", "evaluation.every=2"]
+    given = [part for s in [*settings_of(rule, folder), *beside] for part in ("--set", s)]
     run = processes.start("ray", "simulate", "--engine", "ray", *given)
     assert run.ended() == 0, run.log
-    simulate(RunConfig.from_file(None, settings_of(rule, alone)))
+    simulate(RunConfig.from_file(None, [*settings_of(rule, alone), *beside]))
     assert vector_in(folder) == vector_in(alone)
+    assert evaluations_in(folder) == evaluations_in(alone)
+    assert evaluations_in(folder)[-1]["spread"]["accuracy"]["clients"] == 3
 
 
 @pytest.mark.slow
@@ -139,6 +146,11 @@ def test_a_supernode_restarted_between_rounds_goes_on_from_its_disk(superlink: S
         clients_per_round = 3
         num_rounds = 4
         round_timeout = 60.0
+        [data]
+        holdout = 0.2
+        [evaluation]
+        on_clients = true
+        every = 4
         [output]
         directory = "{folder}"
         checkpoint_every = 1
@@ -161,6 +173,7 @@ def test_a_supernode_restarted_between_rounds_goes_on_from_its_disk(superlink: S
     records = read_records(folder)
     assert [r["round"] for r in records] == [0, 1, 2, 3, 4]
     assert records[-1]["clients"] == [0, 1, 2]
+    assert [c["client"] for c in records[-1]["on_clients"]["clients"]] == [0, 1, 2]
     require_c_is_the_mean(superlink.folder)
 
 

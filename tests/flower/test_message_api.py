@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable
+from inspect import signature
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.client.mod import LocalDpMod, fixedclipping_mod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import arrays_size_mod, message_size_mod
-from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 from helpers import as_datasets, linear_model, softmax_clients
+from rooms import Room
 
 from fedopt_flwr import ConfigError, clientapp, clients, serverapp, strategies
 from fedopt_flwr.algorithms import ALGORITHMS, FedAvg
@@ -53,55 +52,7 @@ def data(context: Any) -> Any:
     return DATA[context.node_config["partition-id"]]
 
 
-class Room(Grid):
-    """A grid whose nodes run an app in this process."""
-
-    def __init__(self, app: ClientApp, count: int = 3) -> None:
-        self.app = app
-        self.contexts = {
-            100 + i: SimpleNamespace(node_config={"partition-id": i}, state=RecordDict())
-            for i in range(count)
-        }
-        # as Flower's runtimes do before a ServerApp begins
-        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
-        self.lost: set[int] = set()
-        self.seen: list[Message] = []
-
-    def set_run(self, run: Any) -> None: ...
-
-    @property
-    def run(self) -> Any:
-        return SimpleNamespace(run_id=1)
-
-    def create_message(self, *arguments: Any, **options: Any) -> Message:
-        raise NotImplementedError
-
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self.contexts)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise NotImplementedError
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterator[Message]:
-        for message in messages:
-            node = message.metadata.dst_node_id
-            self.seen.append(message)
-            if node in self.lost:
-                continue
-            message.metadata.__dict__["_message_id"] = str(len(self.seen))
-            try:
-                reply = self.app(message, self.contexts[node])  # type: ignore[arg-type]
-            except Exception as error:
-                reply = Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
-            yield reply
-
-
-def start(strategy: serverapp.Strategy, grid: Grid, rounds: int = ROUNDS, **options: Any) -> Any:
+def start(strategy: serverapp.Strategy, grid: Room, rounds: int = ROUNDS, **options: Any) -> Any:
     arrays = ArrayRecord(linear_model().state_dict())
     return strategy.start(grid, arrays, num_rounds=rounds, **options)
 
@@ -334,3 +285,86 @@ def test_a_rule_of_your_own_and_an_open_federation() -> None:
         assert [r.members for r in strategy.rounds] == [{}, {}, {"joined": [2]}, {}]
     finally:
         ALGORITHMS.pop("halved_by_message", None)
+
+
+def test_one_function_may_answer_queries_and_train() -> None:
+    app = ClientApp()
+
+    @app.query()
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        own = {"model": linear_model(), "dataset": data(context), "device": "cpu"}
+        return clientapp.train(message, context, **own)
+
+    found = []
+    for client_app in (app, make_app()):
+        strategy = serverapp.ScaffoldM(linear_model(), **SIZES)
+        result = start(strategy, Room(client_app))
+        found.append(result.arrays.to_numpy_ndarrays()[0].tobytes())
+        assert [r.failures for r in strategy.rounds] == [0] * 5
+    assert found[0] == found[1]
+
+
+def test_a_function_of_ones_own_evaluates_a_state_dict() -> None:
+    """As those do that Flower's templates come with."""
+    app, seen = make_app(), []
+    del app._registered_funcs["evaluate.default"]
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Any) -> Message:
+        model = linear_model()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        seen.append([value.clone() for value in model.state_dict().values()])
+        metrics = MetricRecord({"num-examples": len(data(context)), "eval_acc": 0.5})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    strategy = serverapp.ScaffoldM(linear_model(), fraction_evaluate=1.0, **SIZES)
+    result = start(strategy, Room(app))
+    assert result.evaluate_metrics_clientapp[ROUNDS] == MetricRecord({"eval_acc": 0.5})
+    for found, last in zip(seen[-1], result.arrays.to_torch_state_dict().values(), strict=True):
+        assert torch.equal(found, last)
+
+
+def test_what_a_superlink_says_in_a_nodes_place_is_that_nodes_failure() -> None:
+    grid = Room(make_app())
+    strategy = serverapp.FedAvg(linear_model(), **SIZES | {"clients_per_round": 3})
+
+    def on_round(record: Any) -> None:
+        grid.gone = {101} if record.round == 1 else set()
+
+    strategy._options["on_round"] = on_round
+    start(strategy, grid, rounds=3)
+    assert [r.clients for r in strategy.rounds] == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    assert strategy.rounds[1].errors == [
+        {"client": 1, "phase": "train", "error": "it failed: Node Unavailable"}
+    ]
+
+
+def test_nobody_is_given_an_instruction_whose_time_is_over() -> None:
+    grid = Room(make_app())
+    start(serverapp.ScaffoldM(linear_model(), fraction_evaluate=1.0, **SIZES), grid, timeout=7)
+    kinds = {m.metadata.message_type: m.metadata.ttl for m in grid.seen if "arrays" in m.content}
+    assert kinds == {"train": 7, "evaluate": 7}
+
+
+def test_a_last_round_that_is_taken_back_is_not_in_the_result() -> None:
+    strategy = serverapp.FedAvg(linear_model(), **SIZES)
+    losses = [1.0, 1.0, float("nan")]
+    seen = []
+
+    def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
+        seen.append(arrays.to_numpy_ndarrays()[0])
+        return MetricRecord({"loss": losses[number]})
+
+    result = start(strategy, Room(make_app()), rounds=2, evaluate_fn=evaluate)
+    assert [bool(r.taken_back) for r in strategy.rounds] == [False, True]
+    assert not np.array_equal(seen[1], seen[2])
+    np.testing.assert_array_equal(result.arrays.to_numpy_ndarrays()[0], seen[1])
+
+
+def test_help_shows_a_rules_own_arguments_and_no_others() -> None:
+    own = {*signature(serverapp.ScaffoldM).parameters}
+    assert {"model", "momentum", "num_clients", "local_epochs", "on_round"} <= own
+    for name in {*signature(strategies.ScaffoldM).parameters} - own:
+        with pytest.raises(TypeError, match=f"'{name}' is not for this API; "):
+            serverapp.ScaffoldM(linear_model(), **SIZES | {name: 1})

@@ -1,0 +1,1 @@
+"""digits_app: a Flower / PyTorch app."""

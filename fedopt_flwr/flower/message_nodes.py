@@ -1,0 +1,138 @@
+"""The nodes of a grid in Flower's Message API, as the clients that our strategies ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.common import (
+    Code,
+    EvaluateIns,
+    FitIns,
+    FitRes,
+    GetPropertiesIns,
+    GetPropertiesRes,
+    Parameters,
+    Status,
+)
+from flwr.server import SimpleClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.serverapp import Grid
+
+from ..errors import MessageError
+from ..problems import foreign_text
+from .message_records import (
+    ARRAYS,
+    CONFIG,
+    NUM_EXAMPLES,
+    PROPERTIES,
+    REPORT,
+    array_record,
+    config_record,
+    digest,
+    encoded,
+)
+from .messages import PHASE
+
+NOTHING = Parameters([], "")
+
+
+class Nodes(SimpleClientManager):
+    """The nodes of a grid, as they are when they are asked for."""
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__()
+        self._grid = grid
+        self._proxies: dict[int, ClientProxy] = {}
+
+    def num_available(self) -> int:
+        return len(self.all())
+
+    def all(self) -> dict[str, ClientProxy]:
+        here = list(self._grid.get_node_ids())
+        self._proxies = {i: self._proxies.get(i) or _NodeProxy(i, self._grid) for i in here}
+        return {proxy.cid: proxy for proxy in self._proxies.values()}
+
+
+class _NodeProxy(ClientProxy):
+    """One node of a grid, asked by messages."""
+
+    def __init__(self, node_id: int, grid: Grid) -> None:
+        super().__init__(str(node_id))
+        self._grid = grid
+
+    def get_properties(
+        self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None
+    ) -> GetPropertiesRes:
+        content = RecordDict({CONFIG: ConfigRecord(dict(ins.config))})
+        message = Message(content, int(self.cid), MessageType.QUERY, ttl=timeout)
+        try:
+            reply = _checked(self._ask(message, timeout), PROPERTIES)
+            told: dict[str, Any] = dict(reply.content.config_records[PROPERTIES])
+        except Exception as error:  # of what anyone may send
+            status = Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, foreign_text(error))
+            return GetPropertiesRes(status, {})
+        return GetPropertiesRes(Status(Code.OK, ""), told)
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        evaluates = ins.config[PHASE] == "evaluate"
+        kind = MessageType.EVALUATE if evaluates else MessageType.TRAIN
+        return fit_result(self._ask(instruction(self, ins, kind, timeout), timeout))
+
+    def _ask(self, message: Message, timeout: float | None) -> Message | None:
+        return next(iter(self._grid.send_and_receive([message], timeout=timeout)), None)
+
+    def _not_asked(self, *arguments: object, **options: object) -> Any:
+        raise RuntimeError("the strategy never asks this of a node")
+
+    get_parameters = evaluate = reconnect = _not_asked
+
+
+def instruction(
+    proxy: ClientProxy,
+    ins: FitIns | EvaluateIns,
+    kind: str,
+    timeout: float | None,
+    *,
+    config: Mapping[str, Any] | None = None,
+    arrays: ArrayRecord | None = None,
+) -> Message:
+    """Return an instruction as a message, with a user's own values beside it and, if they are
+    given, other arrays than its own. Once `timeout` seconds are over nobody is given it."""
+    sent = array_record(ins.parameters) if arrays is None else arrays
+    told = config_record({**(config or {}), **ins.config})
+    return Message(RecordDict({ARRAYS: sent, CONFIG: told}), int(proxy.cid), kind, ttl=timeout)
+
+
+def fit_result(reply: Message | None) -> FitRes:
+    """Return a node's reply as Flower's other API has it; what is wrong with it is its status."""
+    try:
+        content = _checked(reply, REPORT, ARRAYS).content
+        report: dict[str, Any] = dict(content.config_records[REPORT])
+        sent = content.array_records[ARRAYS]
+        if report.pop("digest", None) != digest(sent):
+            raise MessageError(
+                "its arrays were changed after it was trained, as mods do that clip, add noise or "
+                "aggregate securely; this strategy takes in what the rule sent, and no such mod "
+                "keeps its promise here; take it out of the ClientApp"
+            )
+        count = int(report.pop(NUM_EXAMPLES, 0))
+    except Exception as error:  # of what anyone may send
+        return FitRes(Status(Code.FIT_NOT_IMPLEMENTED, foreign_text(error)), NOTHING, 0, {})
+    return FitRes(Status(Code.OK, ""), encoded(sent), count, report)
+
+
+def _checked(reply: Message | None, *records: str) -> Message:
+    """Return a reply that holds these records; MessageError says why it is of no use."""
+    if reply is None:
+        raise MessageError("no answer")
+    if reply.has_error():
+        raise MessageError(f"it failed: {reply.error.reason}")
+    missing = [name for name in records if name not in reply.content]
+    if missing:
+        raise MessageError(
+            f"its reply lacks {missing}; answer with the functions of fedopt_flwr.clientapp, and "
+            "leave what they return in place"
+        )
+    return reply
