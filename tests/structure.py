@@ -19,9 +19,9 @@ APPS = [PACKAGE.parent / "server_app", PACKAGE.parent / "client_app"]
 FILES = sorted(PACKAGE.rglob("*.py"))
 LIMITS = {
     "names at the top": 22,
-    "edges between rooms": 102,
+    "edges between rooms": 103,
     "import circles": 0,
-    "source lines": 21_300,
+    "source lines": 23_800,
     "longest function body": 35,
 }
 

@@ -324,9 +324,19 @@ def test_processes_that_read_change_no_bit(own_config: dict[str, Any]) -> None:
     assert simulate(own_config).parameters.tobytes() == alone.parameters.tobytes()
 
 
+def test_examples_that_are_dicts_need_no_collate_function(own_config: dict[str, Any]) -> None:
+    collated = simulate(own_config)
+    del own_config["data"]["collate"]
+    assert simulate(own_config).parameters.tobytes() == collated.parameters.tobytes()
+
+
 def test_examples_that_are_no_pairs_need_a_collate_function(own_config: dict[str, Any]) -> None:
     del own_config["data"]["collate"]
-    with pytest.raises(DataError, match=r"got dict instead of a pair.*give a collate function"):
+    module = Path("ownrows.py")
+    module.write_text(module.read_text().replace('"label": i % 3', '"kind": i % 3'))
+    own_config["data"]["name"] = "ownrows:load"
+    text = r"got columns \['kind', 'x'\] without a 'label' or 'labels'.*give a collate function"
+    with pytest.raises(DataError, match=text):
         simulate(own_config)
 
 
