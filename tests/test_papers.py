@@ -20,7 +20,7 @@ AUDITED = [
     *(f"p{i}" for i in range(1, 7)),
     *(f"c{i}" for i in range(1, 8)),
     *(f"m{i}" for i in range(1, 4)),
-    *(f"g{i}" for i in (1, 3, 4, 5, 6, 7, 8, 9)),
+    *(f"g{i}" for i in range(1, 10)),
 ]
 
 

@@ -1,6 +1,6 @@
 """Train the tokeniser and the base model on posts that no client holds, and write base/.
 
-    FEDOPT_DATA=... python prepare.py [--steps 800]
+    FEDOPT_DATA=... python prepare.py [--steps 2000]
 
 A language model of GPT-2's shape learns to continue the public half of the posts; no label is used.
 About ten minutes of one core. The head of the classifier is new and drawn by the run's seed.
@@ -22,7 +22,7 @@ WORDS, WINDOW, BATCH = 4096, 64, 32
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=2000)
     steps = parser.parse_args().steps
     texts, _ = posts("train")
     public = [text for text, own in zip(texts, is_public(len(texts)), strict=True) if own]

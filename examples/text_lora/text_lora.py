@@ -27,13 +27,19 @@ CLASSES, LENGTH = 20, 64
 
 
 def posts(part: str) -> tuple[list[str], list[int]]:
-    """The texts without their header, and their groups in alphabetical order."""
+    """Subjects and texts, without the rest of the header, and the groups in alphabetical order."""
     folder = Path(os.environ["FEDOPT_DATA"]) / "20Newsgroups"
     with lzma.open(folder / f"{part}.jsonl.xz", "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     groups = sorted({row["label"] for row in rows})
-    texts = [row["text"].partition("\n\n")[2] for row in rows]
+    texts = [subject_and_body(row["text"]) for row in rows]
     return texts, [groups.index(row["label"]) for row in rows]
+
+
+def subject_and_body(post: str) -> str:
+    header, _, body = post.partition("\n\n")
+    subjects = [line for line in header.splitlines() if line.startswith("Subject:")]
+    return "\n".join([*subjects, body])
 
 
 def is_public(count: int) -> np.ndarray:

@@ -319,6 +319,7 @@ class OutputSection(_Section):
     # seconds of a client's local work, for the simulated run time alone; None: as measured here
     client_seconds: Rate | None = None
     link_mbps: float = Field(100.0, gt=0, le=10**9)  # Mbit/s, for the simulated run time alone
+    trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field((), strict=False)
 
 
 class StopSection(_Section):

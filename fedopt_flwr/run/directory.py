@@ -31,6 +31,7 @@ from .checkpoints import (
 )
 from .pretrained import PRETRAINED, write_pretrained
 from .reading import CONFIG, ROUNDS, SUMMARY, record_of_line
+from .trackers import IDENTITIES, TENSORBOARD
 
 MODEL = "model.safetensors"
 BEST = "model_best.safetensors"
@@ -75,7 +76,7 @@ class RunDirectory:
                 f"output.directory: {str(self.path)!r} already holds a run; name another folder or "
                 f"remove this one{more}"
             )
-        names = (CONFIG, SUMMARY, MODEL, BEST, CURVES, FOLDER, PRETRAINED)
+        names = (CONFIG, SUMMARY, MODEL, BEST, CURVES, FOLDER, PRETRAINED, TENSORBOARD, IDENTITIES)
         patterns = (*names, "checkpoint-*.safetensors")
         present = [path.name for name in patterns for path in self.path.glob(name)]
         if present:
@@ -111,8 +112,9 @@ class RunDirectory:
             return
         self._take_lock()
         try:
-            shutil.rmtree(self.path / FOLDER, ignore_errors=True)
-            for name in (ROUNDS, CONFIG):
+            for name in (FOLDER, TENSORBOARD):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            for name in (ROUNDS, CONFIG, IDENTITIES):
                 (self.path / name).unlink(missing_ok=True)
         finally:
             self._lock.release()
@@ -124,8 +126,9 @@ class RunDirectory:
         """
         self._take_lock()
         try:
-            shutil.rmtree(self.path / PRETRAINED, ignore_errors=True)
-            for name in (ROUNDS, SUMMARY, MODEL, BEST, CURVES, CONFIG):
+            for name in (PRETRAINED, TENSORBOARD):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            for name in (ROUNDS, SUMMARY, MODEL, BEST, CURVES, CONFIG, IDENTITIES):
                 (self.path / name).unlink(missing_ok=True)
         finally:
             self._lock.release()

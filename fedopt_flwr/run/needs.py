@@ -8,6 +8,7 @@ from ..problems import unknown_name
 from ..rounds.record import RoundRecord
 from ..training.metrics import METRICS
 from .experiment import Experiment
+from .trackers import require_trackers
 
 
 def require_what_is_asked(experiment: Experiment) -> None:
@@ -16,6 +17,8 @@ def require_what_is_asked(experiment: Experiment) -> None:
     _require_what_stops(experiment)
     _require_evaluators(experiment)
     _require_enough_to_start(experiment)
+    output = experiment.config.output
+    require_trackers(output.trackers, output.directory)
 
 
 def _require_data_to_diagnose(experiment: Experiment) -> None:

@@ -21,7 +21,7 @@ from ..own_code import described, is_import_path
 from ..rounds.record import RoundRecord
 from ..rounds.stopping import Stopping
 from .checkpoints import Checkpoint
-from .directory import CURVES, RunDirectory
+from .directory import CURVES, MODEL, RunDirectory
 from .experiment import Experiment
 from .needs import (
     require_states,
@@ -29,9 +29,11 @@ from .needs import (
 )
 from .plots.curves import Trace
 from .plots.one_run import draw_run
+from .reading import CONFIG, SUMMARY
 from .result import Result
 from .resuming import require_same, require_same_clients
 from .summary import summarize
+from .trackers import Trackers
 from .worries import worries_of
 
 _HOPELESS = 10  # rounds taken back, without one between that moved, that end a run
@@ -171,6 +173,11 @@ class Run:
                     records = directory.reopen(done)
                     self._records += [self._with_lost_loss(record) for record in records]
                 self._directory = directory
+                next_round = 1 + self._records[-1].round if self._records else 0
+                self._trackers = Trackers(
+                    config.output.trackers, directory.path, config.to_dict(), next_round
+                )
+                stack.callback(self._trackers.close)
             stack.enter_context(self._naming_own_rule())
             yield
 
@@ -192,6 +199,7 @@ class Run:
             require_states(record, is_open=self._experiment.config.federation.is_open)
         if self._directory is not None:
             self._directory.add(record)
+            self._trackers.add(record)
         if self._stopping.hear(record):
             self._keep_best()
         if self._directory is not None:
@@ -331,3 +339,5 @@ class Run:
             draw_run(name, trace, config, directory.path / CURVES)
         except OSError as error:  # all that counts is written
             warnings.warn(f"{CURVES}: not drawn: {error}", FedoptWarning, stacklevel=2)
+        files = [directory.path / own for own in (CURVES, MODEL, SUMMARY, CONFIG)]
+        self._trackers.close(files, is_done=True)

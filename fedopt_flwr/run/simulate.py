@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from .run import Listener, Run, Silent
 def simulate(
     config: RunConfig | Mapping[str, Any] | Path | str,
     model: Callable[[], nn.Module] | None = None,
-    client_data: Sequence[Any] | None = None,
+    client_data: Any | None = None,
     test_data: Any | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
@@ -54,7 +54,7 @@ def simulate(
 def resume(
     directory: Path | str,
     model: Callable[[], nn.Module] | None = None,
-    client_data: Sequence[Any] | None = None,
+    client_data: Any | None = None,
     test_data: Any | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,

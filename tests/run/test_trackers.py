@@ -1,0 +1,227 @@
+"""Trackers have the numbers of rounds.jsonl, a resumed run continues there, none ends a run."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import linear_model, small_config, three_datasets
+
+from fedopt_flwr import ConfigError, resume, simulate
+from fedopt_flwr.errors import FedoptWarning
+from fedopt_flwr.run import trackers
+from fedopt_flwr.run.trackers import IDENTITIES, TENSORBOARD
+
+# what the trackers' own packages do
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing leaves this machine."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "hospital")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.chdir(tmp_path)
+
+
+def run(folder: Path, *names: str, rounds: int = 3, **output: Any) -> Any:
+    config = small_config(output={"directory": str(folder), "trackers": list(names), **output})
+    config["federation"]["num_rounds"] = rounds
+    data = three_datasets()
+    return simulate(config, linear_model, data, data[0])
+
+
+def lines(folder: Path) -> dict[int, dict[str, float]]:
+    """The numbers of rounds.jsonl by round, read without this package."""
+    found = {}
+    for line in (folder / "rounds.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        own = {k: float(v) for k, v in record.items() if isinstance(v, (int, float))}
+        own |= {f"test_metrics/{k}": v for k, v in record["test_metrics"].items()}
+        own["clients"] = float(len(record["clients"]))
+        found[int(own.pop("round"))] = own
+    return found
+
+
+def in_tensorboard(folder: Path) -> dict[int, dict[str, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / TENSORBOARD), {"scalars": 0})
+    events.Reload()
+    found: dict[int, dict[str, float]] = {}
+    for name in events.Tags()["scalars"]:
+        for event in events.Scalars(name):
+            assert name not in found.setdefault(event.step, {})
+            found[event.step][name] = event.value
+    return found
+
+
+def in_mlflow(folder: Path) -> dict[int, dict[str, float]]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    identity = json.loads((folder / IDENTITIES).read_text())["mlflow"]
+    found: dict[int, dict[str, float]] = {}
+    for name in client.get_run(identity).data.metrics:
+        for metric in client.get_metric_history(identity, name):
+            found.setdefault(metric.step, {})[name] = metric.value
+    return found
+
+
+def log_entries(data: bytes) -> Iterator[bytes]:
+    """The entries of a log in LevelDB's format, after wandb's own header of seven bytes."""
+    place, entry = 7, b""
+    while place < len(data):
+        if 32768 - place % 32768 < 7:  # no entry begins so late in a block
+            place += 32768 - place % 32768
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, place)
+        entry += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield entry
+            entry = b""
+
+
+def in_wandb(folder: Path) -> dict[int, dict[str, float]]:
+    from wandb.proto import wandb_internal_pb2
+
+    found: dict[int, dict[str, float]] = {}
+    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for data in log_entries(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            items = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
+            }
+            if "round" in items:
+                own = {k: v for k, v in items.items() if isinstance(v, (int, float))}
+                row = found.setdefault(int(own.pop("round")), {})  # the picture has one, too
+                row |= {k: v for k, v in own.items() if k[0] != "_"}
+    return found
+
+
+READERS: dict[str, Callable[[Path], dict[int, dict[str, float]]]] = {
+    "tensorboard": in_tensorboard,
+    "mlflow": in_mlflow,
+    "wandb": in_wandb,
+}
+
+
+def require_equal(read: dict[int, dict[str, float]], expected: dict[int, dict[str, float]]) -> None:
+    assert read.keys() == expected.keys()
+    for number, values in expected.items():
+        assert values.items()
+        missing = values.keys() - read[number].keys()
+        assert not missing
+        for name, value in values.items():
+            assert read[number][name] == pytest.approx(value, rel=1e-6), (number, name)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_tracker_has_the_numbers_of_every_round(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(name, reason=f"needs the extra '{name}'")
+    run(tmp_path / "run", name)
+    read = READERS[name](tmp_path / "run")
+    assert len(read) == 3
+    require_equal(read, lines(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_resumed_run_continues_there(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(name, reason=f"needs the extra '{name}'")
+    folder = tmp_path / "run"
+    data = three_datasets()
+    config = small_config(
+        output={"directory": str(folder), "trackers": [name], "checkpoint_every": 2}
+    )
+    config["federation"]["num_rounds"] = 5
+
+    class Stopped(Exception):
+        pass
+
+    class Listener:
+        def on_start(self, *_: Any) -> None: ...
+
+        def on_round(self, record: Any) -> None:
+            if record.round == 3:
+                raise Stopped
+
+    from fedopt_flwr.run.simulate import simulate as simulate_with
+
+    with pytest.raises(Stopped):
+        simulate_with(config, linear_model, data, data[0], listener=Listener())
+    before = (folder / IDENTITIES).read_text() if (folder / IDENTITIES).exists() else None
+    resume(folder, model=linear_model, client_data=data, test_data=data[0])
+    after = (folder / IDENTITIES).read_text() if (folder / IDENTITIES).exists() else None
+    assert before == after
+    assert (before is None) is (name == "tensorboard")
+    require_equal(READERS[name](folder), lines(folder))
+
+
+def test_tensorboard_has_configuration_and_picture(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run(tmp_path / "run", "tensorboard")
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / TENSORBOARD))
+    events.Reload()
+    assert events.Tags()["images"] == ["curves"]
+    (text,) = events.Tensors("config/text_summary")
+    shown = text.tensor_proto.string_val[0].decode()
+    assert json.loads(shown.strip("`json\n"))["algorithm"]["name"] == "fedavg"
+
+
+def test_mlflow_has_configuration_files_and_state(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    run(tmp_path / "run", "mlflow")
+    client = mlflow.MlflowClient()
+    own = client.get_run(json.loads((tmp_path / "run" / IDENTITIES).read_text())["mlflow"])
+    assert own.info.status == "FINISHED"
+    assert client.get_experiment(own.info.experiment_id).name == "hospital"
+    assert own.data.params["training.batch_size"] == "4"
+    names = {file.path for file in client.list_artifacts(own.info.run_id)}
+    assert names == {"curves.png", "model.safetensors", "summary.json", "config.toml"}
+
+
+def test_a_tracker_that_fails_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    expected = run(tmp_path / "plain").parameters
+    calls = []
+
+    def add(self: Any, number: int, values: dict[str, float]) -> None:
+        calls.append(number)
+        raise ConnectionError("the server is gone")
+
+    monkeypatch.setattr(trackers._TensorBoard, "add", add)
+    with pytest.warns(FedoptWarning, match=r"'tensorboard' failed: ConnectionError: the server is"):
+        result = run(tmp_path / "run", "tensorboard")
+    np.testing.assert_array_equal(result.parameters, expected)
+    assert calls == [1]
+
+
+def test_a_tracker_that_is_not_installed_is_named_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"'mlflow' needs.*pip install 'fedopt-flwr\[mlflow\]'"):
+        run(tmp_path / "run", "mlflow")
+    assert not (tmp_path / "run").exists()
+
+
+def test_trackers_need_a_folder_and_a_name() -> None:
+    with pytest.raises(ConfigError, match=r"output.trackers: got \['tensorboard'\] without"):
+        simulate(small_config(output={"trackers": ["tensorboard"]}), linear_model, three_datasets())
+    with pytest.raises(ConfigError, match=r"output.trackers.*got 'comet'"):
+        simulate(small_config(output={"trackers": ["comet"]}), linear_model, three_datasets())
