@@ -17,7 +17,8 @@ from torchvision.models import resnet18
 
 
 class Finetuned(nn.Module):
-    """Only `head` is trained and travels; the trunk and its batch norm stay as they are given."""
+    """Of the parameters only `head` is trained and travels. The trunk's batch norm statistics travel
+    too, as buffers do, and stay as they are given."""
 
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
@@ -40,8 +41,9 @@ class Finetuned(nn.Module):
 def main() -> None:
     source, target = sys.argv[1:]
     state = torch.load(source, weights_only=True)
-    save_file({f"trunk.{n}": v for n, v in state.items() if not n.startswith("fc.")}, target)
-    print(f"{target}: {len(state)} arrays without the head")
+    trunk = {f"trunk.{n}": v for n, v in state.items() if not n.startswith("fc.")}
+    save_file(trunk, target)
+    print(f"{target}: {len(trunk)} arrays, without the head's")
 
 
 if __name__ == "__main__":

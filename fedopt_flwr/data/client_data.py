@@ -21,8 +21,8 @@ class NamedInputs(dict[str, Any]):
 
     @property
     def alone(self) -> Any:
-        """The only column beside the labels, or None if there are more."""
-        others = [value for name, value in self.items() if name != "labels"]
+        """The only tensor beside the labels, or None if there are more."""
+        others = [v for name, v in self.items() if name != "labels" and isinstance(v, Tensor)]
         return others[0] if len(others) == 1 else None
 
 
@@ -217,7 +217,9 @@ def as_targets(values: list[np.ndarray]) -> np.ndarray:
 def as_pair(item: Any) -> tuple[Any, Any]:
     """Return inputs and targets; of a mapping, all of it under the names that models use."""
     if isinstance(item, Mapping):
-        named = NamedInputs({"labels" if k == "label" else k: v for k, v in item.items()})
+        named = NamedInputs(item)
+        if "label" in named:
+            named.setdefault("labels", named.pop("label"))
         if "labels" not in named:
             raise TypeError(f"got columns {sorted(map(str, named))} without a 'label' or 'labels'")
         return named, named["labels"]

@@ -269,10 +269,12 @@ def _load(
         raise ConfigError(f"data.options: {name!r} refused {options}: {error}") from None
     for part in parts:
         if getattr(source, part) is None:
-            folder = str(configured_root(section.path))
+            where = f"data.name: {name!r} has no {part} part"
+            if name == "npz":
+                where = f"data.path: {str(configured_root(section.path))!r} holds no {part}.npz"
             raise DataError(
-                f"data.path: {folder!r} holds no {part}.npz; only a server can do without "
-                "train.npz, and only a client without test.npz"
+                f"{where}; only a server can do without that for training, and only a client "
+                "without that for the test"
             )
     return replace(source, loading=loading)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,24 @@ def is_hugging_face(dataset: Any, name: str) -> bool:
 
 
 def wrap_table(table: Any, loading: Loading = AS_TORCH) -> DatasetData:
-    """Wrap a `datasets.Dataset`; one without a format or transform of its own gives tensors."""
+    """Wrap a `datasets.Dataset`; one without a format or transform of its own gives tensors.
+
+    DataError where its labels are texts.
+    """
     labels = next((name for name in ("labels", "label") if name in table.column_names), None)
-    is_class = labels is not None and "int" in str(getattr(table.features[labels], "dtype", ""))
+    kind = "" if labels is None else str(getattr(table.features[labels], "dtype", ""))
+    has_own = table.format["type"] == "custom"  # whose labels may be others
+    if kind == "string" and not has_own:
+        raise DataError(
+            f"data set: its column {labels!r} holds texts; give numbers, for example by "
+            f"dataset.class_encode_column({labels!r})"
+        )
+    is_class = "int" in kind and not has_own
     known = np.asarray(table.with_format("numpy")[labels][:]) if is_class else None
     if table.format["type"] is None:
         images = [name for name, kind in table.features.items() if type(kind).__name__ == "Image"]
-        table = _with_images(table, images) if images else table.with_format("torch")
+        own = partial(_with_images, images)
+        table = table.with_transform(own) if images else table.with_format("torch")
     return DatasetData(table, known, loading)
 
 
@@ -49,6 +61,11 @@ def split_source(given: Any, num_clients: int | str, loading: Loading) -> Source
     try:
         first = given.load_partition(0, "train")
         count = given.partitioners["train"].num_partitions
+        if num_clients == "open":
+            raise DataError(
+                "federation.num_clients: got 'open'; a FederatedDataset is divided among a fixed "
+                "number of clients; give it, or let a client's data be its own"
+            )
         if count != num_clients:
             raise DataError(
                 f"federation.num_clients: got {num_clients}; the FederatedDataset's partitioner of "
@@ -70,7 +87,7 @@ def huggingface(
     subset: str | None = None,
     data_files: Any = None,
     train: str = "train",
-    test: str = "test",
+    test: str | None = None,
     label: str | None = None,
     text: str | None = None,
     tokenizer: str | None = None,
@@ -79,22 +96,27 @@ def huggingface(
     """Any data set that `datasets` loads: a name on the hub, a format such as "csv" with
     `data_files`, or a folder that `save_to_disk` wrote.
 
-    `label` names the column of targets, where that is not "label" or "labels". The column `text` is
+    Its parts are `train` and `test`, by default "test" where there is one. `label` names the column
+    of targets, where that is not "label" or "labels". The column `text` is
     turned into `input_ids` and `attention_mask` of `length` tokens by the `tokenizer` (a name on
     the hub or a folder), once: `datasets` keeps the result in its cache. Without a column of
     targets they are the tokens themselves, for language models.
     """
     splits = _loaded(dataset, subset, data_files)
-    for part, name in (("train", train), ("test", test)):
+    names = [train, *([test] if test else [])]
+    for part, name in zip(("train", "test"), names, strict=False):
         if name not in splits:
             raise DataError(
                 f"data.options.{part}: {dataset!r} has no split {name!r}; it has {sorted(splits)}"
             )
-    tables = [_with_labels(splits[name], label) for name in (train, test)]
+    if test is None and "test" in splits:
+        names.append("test")
+    tables = [_with_labels(splits[name], label) for name in names]
     if text is not None:
         tables = [_tokenised(table, text, tokenizer, length) for table in tables]
     classes = getattr(tables[0].features.get("labels"), "num_classes", None)
-    return Source(wrap_table(tables[0]), wrap_table(tables[1]), classes)
+    found = [wrap_table(table) for table in tables]
+    return Source(found[0], found[1] if len(found) > 1 else None, classes)
 
 
 def _loaded(dataset: str, subset: str | None, data_files: Any) -> Any:
@@ -108,7 +130,7 @@ def _loaded(dataset: str, subset: str | None, data_files: Any) -> Any:
         raise DataError(
             f"data.options.dataset: {dataset!r} cannot be loaded: {described(error)}; must be a "
             "name on the hub (which needs a network), a format such as 'csv' with data_files, or a "
-            "folder that save_to_disk wrote"
+            "folder of a DatasetDict that save_to_disk wrote"
         ) from error
 
 
@@ -118,8 +140,11 @@ def _with_labels(table: Any, label: str | None) -> Any:
             f"data.options.label: got {label!r}; the columns are {sorted(table.column_names)}"
         )
     name = label or "label"
-    is_other = name in table.column_names and name != "labels"
-    return table.rename_column(name, "labels") if is_other else table
+    if name not in table.column_names or name == "labels":
+        return table
+    others = {"label", "labels"} - {name}  # which are no targets here
+    table = table.remove_columns([other for other in others if other in table.column_names])
+    return table.rename_column(name, "labels")
 
 
 def _tokenised(table: Any, text: str, tokenizer: str | None, length: int) -> Any:
@@ -144,7 +169,23 @@ def _tokenised(table: Any, text: str, tokenizer: str | None, length: int) -> Any
         return found
 
     others = [name for name in table.column_names if name != "labels"]
-    return table.map(encoded, batched=True, remove_columns=others)
+    if None in table[text][:]:
+        raise DataError(
+            f"data.options.text: column {text!r} has empty entries; fill or remove them"
+        )
+    try:
+        found = table.map(encoded, batched=True, remove_columns=others)
+        # of a text of one word nothing is predicted
+        return found if has_labels else found.filter(_is_long_enough, batched=True)
+    except OSError as error:
+        raise DataError(
+            f"data.options.text: what is tokenised cannot be kept: {error}; make room in the cache "
+            "of `datasets` ($HF_DATASETS_CACHE), or in the data's own folder"
+        ) from error
+
+
+def _is_long_enough(rows: dict[str, list[Any]]) -> list[bool]:
+    return [sum(row) > 1 for row in rows["attention_mask"]]
 
 
 def _tokenizer(name: str | None) -> Any:
@@ -166,16 +207,23 @@ def _tokenizer(name: str | None) -> Any:
     return found
 
 
-def _with_images(table: Any, names: list[str]) -> Any:
-    """Give images as float32 [channels, h, w] in [0, 1], and other columns as tensors."""
+def _with_images(names: list[str], rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Give images as float32 [channels, h, w] in [0, 1], numbers as tensors, the rest as it is."""
+    return {
+        name: [_pixels(value) if name in names else _number(value) for value in values]
+        for name, values in rows.items()
+    }
+
+
+def _pixels(image: Any) -> torch.Tensor:
     from torchvision.transforms.functional import to_tensor
 
-    def tensors(rows: dict[str, list[Any]]) -> dict[str, Any]:
-        return {
-            name: [
-                to_tensor(value) if name in names else torch.as_tensor(value) for value in values
-            ]
-            for name, values in rows.items()
-        }
+    if image.mode.startswith("I;16"):
+        return torch.from_numpy(np.asarray(image, np.float32) / 65535)[None]
+    plain = image if image.mode in ("L", "RGB") else image.convert("RGB")
+    found: torch.Tensor = to_tensor(plain)
+    return found
 
-    return table.with_transform(tensors)
+
+def _number(value: Any) -> Any:
+    return torch.as_tensor(value) if isinstance(value, (int, float)) else value

@@ -33,6 +33,8 @@ def as_client_data(dataset: Any, loading: Loading = AS_TORCH) -> ClientData:
     if is_hugging_face(dataset, "Dataset"):
         return wrap_table(dataset, loading)
     _require_map_style(dataset)
+    if _reads_as(dataset, Subset) and is_hugging_face(dataset.dataset, "Dataset"):
+        return wrap_table(dataset.dataset.select(list(dataset.indices)), loading)
     if loading != AS_TORCH:
         return DatasetData(dataset, loading=loading)
     if _reads_as(dataset, TensorDataset) and len(dataset.tensors) == 2:

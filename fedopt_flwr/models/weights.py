@@ -21,6 +21,13 @@ def plain_state(module: nn.Module) -> dict[str, Tensor]:
     return {plain_name(name): value for name, value in module.state_dict().items()}
 
 
+def plain_module(module: nn.Module) -> nn.Module:
+    """Return the module that torch.compile was given; not what another one, such as peft's, finds
+    under that name in its own base."""
+    inner = module._modules.get("_orig_mod")
+    return module if inner is None else inner
+
+
 def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
@@ -49,7 +56,10 @@ def load_weights(
         for name, array in own.items()
         if name in found and found[name].shape != array.shape
     ]
-    missing, foreign = own.keys() - found.keys(), found.keys() - own.keys()
+    places = {_place(own[name]) for name in own.keys() & found.keys()}
+    # files of others hold weights that are tied under one of their names
+    missing = {name for name in own.keys() - found.keys() if _place(own[name]) not in places}
+    foreign = found.keys() - own.keys()
     remedy = "name the prefix (model.weights_prefix) or say model.weights_strict = false"
     if strict and missing:
         problems.append(f"model.weights: {source} lacks {_named(missing)}; {remedy}")
@@ -78,6 +88,10 @@ def weights_digest(path: Path) -> str:
     except OSError as error:
         raise _unreadable(path, error) from error
     return digest.hexdigest()
+
+
+def _place(array: Tensor) -> tuple[int, tuple[int, ...]]:
+    return array.data_ptr(), tuple(array.shape)
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..data.client_data import NamedInputs
+from ..models.weights import plain_module
 
 Loss = Callable[[Any, Any], Tensor]
 IGNORED = -100  # a target that PyTorch's losses leave out by default
@@ -43,14 +45,25 @@ def loss_of(loss: Loss, outputs: Any, targets: Any) -> Tensor:
 
 
 def is_torchs(loss: Any) -> bool:
-    """Whether a loss is one of PyTorch's."""
-    kind = type(loss) if isinstance(loss, nn.Module) else loss
+    """Whether a loss is one of PyTorch's, or a functools.partial of one."""
+    inner = loss.func if isinstance(loss, partial) else loss
+    kind = type(inner) if isinstance(inner, nn.Module) else inner
     return getattr(kind, "__module__", "") in _LOSSES
 
 
 def is_on_classes(loss: Any) -> bool:
     """Whether a loss is the cross entropy of class indices, in any of its forms."""
-    return loss in _CLASS_LOSSES or isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss))
+    inner = loss.func if isinstance(loss, partial) else loss
+    return inner in _CLASS_LOSSES or isinstance(inner, (nn.CrossEntropyLoss, nn.NLLLoss))
+
+
+def option_of(loss: Any, name: str, default: Any = None) -> Any:
+    """Return an option of a loss: of its module, or of a functools.partial."""
+    return (
+        loss.keywords.get(name, default)
+        if isinstance(loss, partial)
+        else getattr(loss, name, default)
+    )
 
 
 def scores_of(outputs: Any, targets: Any) -> tuple[Any, Any]:
@@ -59,11 +72,17 @@ def scores_of(outputs: Any, targets: Any) -> tuple[Any, Any]:
     A score for each token and its target lie in rows; those of causal language models, which
     predict the token that follows, are moved by one.
     """
-    scores = getattr(outputs, "logits", None)
+    is_table = isinstance(outputs, Mapping)
+    scores = outputs.get("logits") if is_table else getattr(outputs, "logits", None)
     if not isinstance(scores, Tensor) or not isinstance(targets, Tensor):
         return outputs, targets
     if scores.ndim == 3 and targets.ndim == 2 and not targets.is_floating_point():
-        if "CausalLM" in type(outputs).__name__:
+        length, learned = targets.shape[1], scores.shape[1] - targets.shape[1]
+        if "CausalLM" not in type(outputs).__name__:
+            scores = scores[:, learned:]
+        elif learned:  # a prompt before the text, whose last token predicts the text's first
+            scores = scores[:, -length - 1 : -1]
+        else:
             scores, targets = scores[:, :-1], targets[:, 1:]
         return scores.flatten(0, 1), targets.flatten()
     if scores.shape == (*targets.shape, 1) and targets.is_floating_point():
@@ -82,9 +101,10 @@ def counted(loss: Loss, outputs: Any, targets: Any, num_examples: int) -> int | 
     _, targets = scores_of(outputs, targets)
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         return num_examples
-    counts = targets != getattr(loss, "ignore_index", IGNORED)
-    weights = getattr(loss, "weight", None)
-    return counts.sum() if weights is None else weights[targets[counts]].sum()
+    counts = targets != option_of(loss, "ignore_index", IGNORED)
+    weights = option_of(loss, "weight")
+    count: Tensor = counts.sum() if weights is None else weights[targets[counts]].sum()
+    return count
 
 
 def mixed(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
@@ -125,14 +145,16 @@ def _choose(layer: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]
 def _called(module: nn.Module, inputs: Any) -> Any:
     if not isinstance(inputs, NamedInputs):
         return module(inputs)
-    inner: Any = getattr(module, "_orig_mod", module)  # of torch.compile
-    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # of peft
-    variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    inner: Any = plain_module(module)
+    inner = plain_module(inner.get_base_model()) if hasattr(inner, "get_base_model") else inner
     parameters = signature(inner.forward).parameters.values()
+    variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     named = [parameter.name for parameter in parameters if parameter.kind not in variable]
     taken = {name: value for name, value in inputs.items() if name in named}
-    if taken or not named:
-        return module(**(taken or inputs))
-    if inputs.alone is None:
-        raise TypeError(f"forward takes {named}; the data's columns are {sorted(inputs)}")
-    return module(inputs.alone)
+    if taken.keys() - {"labels"}:
+        return module(**taken)
+    if inputs.alone is not None:
+        return module(inputs.alone, **taken)
+    if any(parameter.kind == Parameter.VAR_KEYWORD for parameter in parameters):
+        return module(**inputs)
+    raise TypeError(f"forward takes {named}; the data's columns are {sorted(inputs)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..data import ClientData
-from .calling import Loss, loss_of, outputs_of
+from .calling import Loss, counted, loss_of, outputs_of
 from .evaluation import evaluating
 from .flat_model import FlatModel
 from .objective import evaluation_chunks
@@ -42,13 +42,18 @@ def diagnose(
     with evaluating(model, use_batch_statistics), torch.enable_grad(), cudnn:
         for share, data in parts:
             chunks = evaluation_chunks(torch.arange(data.num_examples), micro_batch_size)
+            model.gradient.zero_()
+            total = count = 0.0
             for rows, batch in zip(chunks, data.batches(chunks, model.device), strict=True):
                 inputs, targets = batch
-                model.gradient.zero_()
-                mean = loss_of(loss, outputs_of(model.module, inputs, len(rows)), targets)
-                mean.backward()  # type: ignore[no-untyped-call]
-                weight = share * len(rows) / data.num_examples
-                gradient.add_(model.gradient, alpha=weight)
-                value += weight * float(mean.detach())
+                outputs = outputs_of(model.module, inputs, len(rows))
+                weight = float(counted(loss, outputs, targets, len(rows)))
+                if weight:  # the mean over no target is NaN
+                    mean = loss_of(loss, outputs, targets)
+                    (mean * weight).backward()  # type: ignore[no-untyped-call]
+                    total, count = total + float(mean.detach()) * weight, count + weight
+            if count:
+                gradient.add_(model.gradient, alpha=share / count)
+                value += share * total / count
     gradient.add_(model.vector, alpha=weight_decay)
     return Diagnosis(value, float(torch.linalg.vector_norm(gradient)))

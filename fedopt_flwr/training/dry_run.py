@@ -9,12 +9,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import randomness
 from ..algorithm import ClientId
 from ..data import ClientData
 from ..errors import ConfigError, DataError, FedoptError, FedoptWarning
+from ..models.weights import plain_module
 from ..own_code import described
 from ..problems import about
 from .calling import (
@@ -24,6 +25,8 @@ from .calling import (
     is_torchs,
     loss_of,
     mixed,
+    models_own_loss,
+    option_of,
     outputs_of,
     scores_of,
 )
@@ -178,9 +181,13 @@ def _try_batch(model: FlatModel, loss: Loss, data: ClientData, count: int, whom:
     rows = torch.randperm(data.num_examples, generator=torch.Generator().manual_seed(0))[:count]
     inputs, targets = _take(data, rows, model, whom)
     seen = f"inputs {_shown(inputs)} and targets {_shown(targets)} of {whom}"
+    declared = None
+    if loss is models_own_loss:  # which computes it in the call
+        declared = _declared_classes(model.module, targets)
+        _require_labels(data, loss, declared, whom, targets)
     outputs = _call("model", lambda: outputs_of(model.module, inputs, count), seen, _MODEL_FITS)
     compared = scores_of(outputs, targets) if is_torchs(loss) else (outputs, targets)
-    num_classes = _num_classes(loss, *compared)
+    num_classes = declared or _num_classes(loss, *compared)
     _require_labels(data, loss, num_classes, whom, compared[1])
     require_one_shape(loss, *compared)
     value = _call("model.loss", lambda: loss_of(loss, outputs, targets), seen, _LOSS_RETURNS)
@@ -227,6 +234,13 @@ def _num_classes(loss: Loss, outputs: Any, targets: Any) -> int | None:
     return outputs.shape[1] if is_class and outputs.ndim == 2 else None
 
 
+def _declared_classes(module: nn.Module, targets: Any) -> int | None:
+    """Return how many classes one of Hugging Face's models says that it has."""
+    is_class = isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point()
+    found = getattr(getattr(plain_module(module), "config", None), "num_labels", None)
+    return found if is_class and isinstance(found, int) and found > 1 else None
+
+
 def _require_labels(
     data: ClientData, loss: Loss, num_classes: int | None, whom: str, batch: Tensor | None = None
 ) -> None:
@@ -238,7 +252,7 @@ def _require_labels(
         batch = torch.as_tensor(known.astype("int64"))
     if batch is None:
         return
-    none = getattr(loss, "ignore_index", IGNORED)
+    none = option_of(loss, "ignore_index", IGNORED)
     wrong = batch[((batch < 0) & (batch != none)) | (batch >= num_classes)]
     if len(wrong):
         raise UnknownClassError(

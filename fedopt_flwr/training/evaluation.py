@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,6 @@ def evaluate(
 
 
 def _mean(parts: list[tuple[Any, Any]]) -> float:
-    weighted = [(float(value), float(weight)) for value, weight in parts]
-    weighted = [part for part in weighted if part[1]] or weighted  # without means of no target
-    return sum(value * weight for value, weight in weighted) / sum(w for _, w in weighted)
+    weighted = [(float(value), float(weight)) for value, weight in parts if weight]
+    total = sum(weight for _, weight in weighted)
+    return sum(value * weight for value, weight in weighted) / total if total else math.nan

@@ -59,7 +59,9 @@ class FlatModel:
         self.vector, self.gradient = _flat([p for n, p in trainable.items() if n not in own])
         self.size = self.vector.numel()
         self.local = tuple(local)
-        self.local_vector, self.local_gradient = _flat([trainable[name] for name in own])
+        local_parts = _flat([trainable[name] for name in own])
+        # which is where they are, but for empty ones
+        self.local_vector, self.local_gradient = (part.to(self.device) for part in local_parts)
         self.initial_local = {LOCAL_PARAMETERS: self.local_vector.clone()} if own else {}
         persistent = module.state_dict(keep_vars=True)
         self._buffer_names = [n for n, _ in module.named_buffers() if n in persistent]

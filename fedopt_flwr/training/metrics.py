@@ -105,7 +105,7 @@ def _auroc(outputs: Tensor, targets: Tensor) -> float | None:
     if len(present) < 2:
         return None
     if outputs.numel() == targets.numel():
-        return float(roc_auc_score(true, outputs.reshape(-1)[counts].numpy()))
+        return float(roc_auc_score(true, outputs.reshape(-1)[counts].float().numpy()))
     scores = torch.softmax(outputs.double(), dim=1)[counts].numpy()
     if outputs.shape[1] == 2:
         return float(roc_auc_score(true, scores[:, 1]))

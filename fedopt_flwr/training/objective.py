@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -73,7 +73,8 @@ class ModelObjective:
     before, so that rules which compare two points have a sum for each. Local parameters take one
     step of plain SGD a batch, along its last gradient, with weight decay and nothing else, after
     all gradients of that batch. `mean_loss` is the mean
-    minibatch loss weighted by examples, over all gradients taken so far.
+    minibatch loss weighted by examples (of cross entropy by targets that count), over all gradients
+    taken so far.
 
     With `micro_batch_size` above 0 no more examples than that are computed at once, and a batch's
     gradient is the mean over its parts. `precision` "bf16" computes outputs and loss in bfloat16;
@@ -108,7 +109,7 @@ class ModelObjective:
         self._sums: list[Tensor] = []  # of local momentum
         self._place = 0  # of the next gradient among those of this batch
         self._local_step: Tensor | None = None  # of the local parameters, at a batch's end
-        self._losses: list[tuple[Tensor, int]] = []
+        self._losses: list[tuple[Tensor, int | Tensor]] = []  # means, and of how many
         model.module.train()
 
     @property
@@ -143,7 +144,7 @@ class ModelObjective:
             return
         step = self._local_step
         if step is None:  # the rule needed no gradient
-            self._loss_gradient(self._model.vector, batch)
+            self._loss_gradient(self._model.vector, batch, len(batch))
             self._losses.pop()
             step = self._next_local_step()
         self._model.local_vector.sub_(step)
@@ -154,7 +155,7 @@ class ModelObjective:
         return step.add_(self._model.local_vector, alpha=decay)
 
     def gradient(self, y: Tensor, batch: list[_Part]) -> Tensor:
-        gradient = self._regularised(self._loss_gradient(y, batch))
+        gradient = self._regularised(self._loss_gradient(y, batch, len(batch)))
         if self._local_learning_rate:
             self._local_step = self._next_local_step()
         if not self._gradient_momentum:
@@ -167,39 +168,40 @@ class ModelObjective:
 
     @property
     def last_loss(self) -> Tensor:
-        return self._losses[-1][0]
+        loss, count = self._losses[-1]
+        return torch.where(torch.as_tensor(count, device=loss.device) > 0, loss, 0.0)
 
     def full_gradient(self, y: Tensor, num_examples: int = 0) -> Tensor:
         rows = torch.arange(self.num_examples)
         if 0 < num_examples < self.num_examples:
             generator = torch.Generator().manual_seed(self._seed)
             rows = torch.randperm(self.num_examples, generator=generator)[:num_examples]
-        total = self._model.vector.new_zeros(self._model.size)
-        for batch in self._take(evaluation_chunks(rows)):
-            share = sum(part.size for part in batch) / len(rows)
-            total.add_(self._loss_gradient(y, batch), alpha=share)
-        return self._regularised(total)
+        parts = evaluation_chunks(rows, self._micro_batch_size)
+        taken = self._data.batches(parts, self._model.device)
+        batch = (_Part(*next(taken), len(part)) for part in parts)  # one at a time in memory
+        return self._regularised(self._loss_gradient(y, batch, len(parts)).clone())
 
-    def _loss_gradient(self, y: Tensor, batch: list[_Part]) -> Tensor:
+    def _loss_gradient(self, y: Tensor, batch: Iterable[_Part], num_parts: int) -> Tensor:
+        """Take the gradient of the mean over all targets of a batch that count; 0 if none does."""
         model = self._model
         if y is not model.vector:
             model.vector.copy_(y)
         model.zero_gradient()
-        if len(batch) == 1:
-            loss, _ = self._loss_of(batch[0])
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._losses.append((loss.detach(), batch[0].size))
-            return model.gradient
-        total, count = torch.zeros((), device=model.device), torch.zeros((), device=model.device)
+        total = torch.zeros((), device=model.device)
+        count: int | Tensor = 0
         for part in batch:
             loss, weight = self._loss_of(part)
-            if weight:  # else the mean over no target at all
+            if num_parts > 1:
+                if not weight:  # the mean over no target is NaN
+                    continue
                 loss = loss * weight
-                loss.backward()  # type: ignore[no-untyped-call]
-                total, count = total + loss.detach(), count + weight
-        for gradient in (model.gradient, model.local_gradient):
-            gradient.div_(count)
-        self._losses.append((total / count, sum(part.size for part in batch)))
+            loss.backward()  # type: ignore[no-untyped-call]
+            total, count = total + loss.detach(), count + weight
+        if num_parts > 1 and count:
+            total = total / count
+            for gradient in (model.gradient, model.local_gradient):
+                gradient.div_(count)
+        self._losses.append((total, count))
         return model.gradient
 
     def _loss_of(self, part: _Part) -> tuple[Tensor, int | Tensor]:
@@ -221,9 +223,13 @@ class ModelObjective:
     def mean_loss(self) -> float:
         if not self._losses:
             return 0.0
-        values = torch.stack([value for value, _ in self._losses])
-        sizes = values.new_tensor([size for _, size in self._losses])
-        return float(values.mul(sizes).sum() / sizes.sum())
+        values = torch.stack([loss for loss, _ in self._losses])
+        each = [count for _, count in self._losses]
+        known = [count for count in each if isinstance(count, Tensor)]
+        counts = torch.stack(known).to(values) if known else values.new_tensor(each)
+        summed = torch.where(counts > 0, values * counts, 0.0).sum()
+        total, number = torch.stack([summed, counts.sum()]).cpu().tolist()  # one wait for the GPU
+        return total / number if number else 0.0
 
 
 def evaluation_chunks(rows: Tensor, micro_batch_size: int = 0) -> list[Tensor]:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import linear_model, small_config, three_datasets
-from torch.utils.data import TensorDataset
+from helpers import FEATURES, linear_model, small_config, three_datasets
+from torch.utils.data import Subset, TensorDataset
 
 from fedopt_flwr import ConfigError, DataError, RunConfig, simulate
-from fedopt_flwr.data import as_client_data, load_federated_data
+from fedopt_flwr.data import as_client_data, load_client_data, load_federated_data
 from fedopt_flwr.training.dry_run import UnknownClassError
 
 datasets = pytest.importorskip("datasets")
@@ -253,3 +253,87 @@ def test_a_class_that_the_model_lacks_is_found_in_a_table_too() -> None:
     table = as_table(three_datasets()[0]).map(lambda row: {"label": row["label"] + 7})
     with pytest.raises(UnknownClassError, match="the model has 3 outputs"):
         simulate(small_config(), linear_model, [table] * 3)
+
+
+def test_the_named_column_is_the_target_beside_another_label(tmp_path: Path) -> None:
+    table = datasets.Dataset.from_dict(
+        {"signal": [[0.0] * FEATURES] * 6, "kind": [0, 1, 2] * 2, "label": [7] * 6}
+    )
+    datasets.DatasetDict({"train": table, "test": table}).save_to_disk(tmp_path / "saved")
+    options = {"dataset": str(tmp_path / "saved"), "label": "kind"}
+    data = {"name": "huggingface", "options": options, "partition": {"kind": "iid"}}
+    part = load_federated_data(RunConfig(**small_config(data=data))).clients[0]
+    _, targets = next(part.batches([torch.arange(part.num_examples)], CPU))
+    assert targets.tolist() == part.targets().tolist()
+    assert max(targets.tolist()) < 3
+
+
+def test_labels_that_a_tables_transform_makes_count_everywhere() -> None:
+    table = datasets.Dataset.from_dict(
+        {"signal": [[0.5] * FEATURES] * 9, "label": list(range(9))}
+    ).with_transform(
+        lambda rows: {
+            "signal": torch.tensor(rows["signal"]),
+            "labels": torch.tensor(rows["label"]) % 3,
+        }
+    )
+    assert as_client_data(table).targets().tolist() == [0, 1, 2] * 3
+    result = simulate(small_config(), linear_model, [table] * 3)
+    assert result.summary["failures"] == 0
+
+
+def test_a_part_of_a_table_is_one(tmp_path: Path) -> None:
+    pairs = three_datasets()
+    parts = [Subset(as_table(whole([dataset, dataset])), range(9)) for dataset in pairs]
+    expected = simulate(small_config(), linear_model, pairs, pairs[0])
+    result = simulate(small_config(), linear_model, parts, parts[0])
+    assert result.parameters.tobytes() == expected.parameters.tobytes()
+
+
+def test_images_of_any_mode_are_colours_or_greys_and_other_columns_do_no_harm() -> None:
+    from PIL import Image
+
+    red = Image.new("RGB", (4, 4), (255, 0, 0))
+    modes = [red.convert("P"), red, red.convert("RGBA")]
+    features = datasets.Features(
+        {"img": datasets.Image(), "file": datasets.Value("string"), "label": datasets.Value("int8")}
+    )
+    rows = {"img": modes, "file": ["a", "b", None], "label": [0, 1, 1]}
+    table = datasets.Dataset.from_dict(rows, features=features)
+    for place in range(3):
+        read = table.select([place]) if place < 2 else table.select([0, 1])
+        inputs, _ = next(as_client_data(read).batches([torch.tensor([0])], CPU))
+        assert inputs["img"][0, :, 0, 0].tolist() == [1.0, 0.0, 0.0]
+        assert inputs.alone is inputs["img"]
+    deep = Image.fromarray(np.full((4, 4), 60000, np.uint16))
+    table = datasets.Dataset.from_dict({"img": [deep], "label": [0]}).cast_column(
+        "img", datasets.Image()
+    )
+    inputs, _ = next(as_client_data(table).batches([torch.tensor([0])], CPU))
+    torch.testing.assert_close(inputs["img"][0, 0, 0, 0], torch.tensor(60000 / 65535))
+
+
+def test_labels_that_are_texts_are_named() -> None:
+    table = datasets.Dataset.from_dict({"signal": [[0.0] * 4], "label": ["cat"]})
+    with pytest.raises(DataError, match=r"'label' holds texts.*class_encode_column\('label'\)"):
+        as_client_data(table)
+
+
+def test_a_text_without_a_next_word_is_left_out(tmp_path: Path, fast_tokenizer: Path) -> None:
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.txt").write_text("\n".join([*TITLES, "", "day", ""]))
+    files = {part: str(tmp_path / f"{part}.txt") for part in ("train", "test")}
+    config = text_config(Path("text"), fast_tokenizer, text="text", data_files=files)
+    data = load_federated_data(config)
+    assert sum(part.num_examples for part in data.clients) == len(TITLES)
+
+
+def test_a_client_needs_no_test_part(tmp_path: Path) -> None:
+    table = as_table(three_datasets()[0])
+    datasets.DatasetDict({"train": table}).save_to_disk(tmp_path / "saved")
+    data = {"name": "huggingface", "options": {"dataset": str(tmp_path / "saved")}}
+    config = RunConfig(**small_config(data=data | {"partition": {"kind": "whole"}}))
+    own = load_client_data(config.data, config.federation, [1])[1]
+    assert own.train.num_examples == 9
+    with pytest.raises(DataError, match=r"data.name: 'huggingface' has no test part"):
+        load_federated_data(config)

@@ -103,6 +103,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "epochs": {"training": {"local_steps": None, "local_epochs": 2}},
     "full batch": {"training": {"batch_size": 0}},
+    "micro-batches": {"training": {"micro_batch_size": 3}},
     "clustered": {"federation": {"sampler": "clustered", "warmup_rounds": 1}},
 }
 

@@ -19,11 +19,14 @@ from torch.nn import functional
 
 from fedopt_flwr import ConfigError, DataError, simulate
 from fedopt_flwr.data import as_client_data
+from fedopt_flwr.errors import FedoptWarning
+from fedopt_flwr.models.weights import load_weights
 from fedopt_flwr.training.calling import models_own_loss
 from fedopt_flwr.training.evaluation import evaluate, named_metric
 from fedopt_flwr.training.flat_model import FlatModel
 from fedopt_flwr.training.objective import ModelObjective
 
+datasets = pytest.importorskip("datasets")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'text'")
 peft = pytest.importorskip("peft", reason="needs the extra 'text'")
 
@@ -308,3 +311,99 @@ def test_what_does_not_fit_is_said() -> None:
         simulate(settings(), linear_model, without("text"))
     with pytest.raises(ConfigError, match=r"model.loss: failed.*returned no loss of its own"):
         simulate(settings(**OWN_LOSS), linear_model, three_datasets())
+
+
+class Pair(nn.Module):
+    """Takes one column of any name, and its labels; returns a plain dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear_model()
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        scores = self.inner(x)
+        return {"loss": functional.cross_entropy(scores, labels), "logits": scores}
+
+
+@pytest.mark.parametrize("loss", ["model", "cross_entropy"])
+def test_a_model_may_take_labels_beside_its_only_column_and_return_a_dict(loss: str) -> None:
+    pairs = three_datasets()
+    rows = [[{"signal": x, "label": y, "title": "a"} for x, y in dataset] for dataset in pairs]
+    expected = simulate(small_config(), linear_model, pairs, pairs[0])
+    result = simulate(small_config(model={"loss": loss}), Pair, rows, rows[0])
+    assert result.parameters.tobytes() == expected.parameters.tobytes()
+    assert result.rounds[-1].test_accuracy == expected.rounds[-1].test_accuracy
+
+
+def test_a_prompt_that_is_learned_is_no_part_of_the_scores() -> None:
+    def prompted() -> nn.Module:
+        config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+        return peft.get_peft_model(seeded(longer_language_model), config)
+
+    data = [texts(seed, language=True) for seed in range(3)]
+    config = settings(**OWN_LOSS)
+    config["evaluation"] = {"metrics": ["perplexity"]}
+    last = simulate(config, prompted, data, data[0]).rounds[-1]
+    assert last.test_metrics["perplexity"] == pytest.approx(np.exp(last.test_loss), rel=1e-5)
+
+
+def longer_language_model() -> nn.Module:
+    config = config_of()
+    config.n_positions = LENGTH + 2
+    return transformers.GPT2LMHeadModel(config)
+
+
+def test_a_class_that_the_model_lacks_is_named_before_its_own_loss_meets_it() -> None:
+    rows = [texts(seed) for seed in range(3)]
+    rows[1][0]["label"] = 3
+    data = [datasets.Dataset.from_list(part) for part in rows]
+    with pytest.raises(DataError, match="client 1: has an example of class 3; the model has 3 out"):
+        simulate(settings(**OWN_LOSS), classifier, data)
+
+
+def test_weights_of_a_tied_model_as_it_saves_itself_are_whole(tmp_path: Path) -> None:
+    module = seeded(language_model)
+    module.save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    other = language_model()
+    load_weights(other, tmp_path / "model.safetensors")
+    assert torch.equal(flat(other), flat(module))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of the compiler
+def test_an_adapter_of_a_compiled_base_is_saved_as_an_adapter(tmp_path: Path) -> None:
+    def adapted() -> nn.Module:
+        base = torch.compile(seeded(language_model), backend="eager")
+        lora = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+        return peft.get_peft_model(base, lora)
+
+    data = [texts(seed, language=True) for seed in range(3)]
+    simulate(settings(**OWN_LOSS, output={"directory": str(tmp_path / "run")}), adapted, data)
+    names = {path.name for path in (tmp_path / "run" / "pretrained").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= names
+
+
+class Saving(nn.Linear):
+    def save_pretrained(self, path: str) -> None:
+        Path(path).mkdir()
+        torch.save(self.state_dict(), Path(path) / "own.pt")
+
+
+class Failing(nn.Linear):
+    def save_pretrained(self, path: str) -> None:
+        raise ConnectionError("no hub")
+
+
+def test_a_save_pretrained_of_any_kind_is_called_and_its_failure_is_a_warning(
+    tmp_path: Path,
+) -> None:
+    data = three_datasets()
+    config = small_config(output={"directory": str(tmp_path / "one")})
+    result = simulate(config, lambda: Saving(FEATURES, CLASSES), data)
+    own = torch.load(tmp_path / "one" / "pretrained" / "own.pt")
+    torch.testing.assert_close(own["weight"], result.model.weight, rtol=0, atol=0)
+    assert own["weight"].untyped_storage().nbytes() == 4 * own["weight"].numel()
+    config = small_config(output={"directory": str(tmp_path / "two")})
+    with pytest.warns(FedoptWarning, match="pretrained: not written: ConnectionError: no hub"):
+        simulate(config, lambda: Failing(FEATURES, CLASSES), data)
+    assert (tmp_path / "two" / "summary.json").exists()

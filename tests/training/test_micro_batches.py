@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from fedopt_flwr.data import as_client_data
 from fedopt_flwr.flower import Instruction
 from fedopt_flwr.strategies import FedAvg
 from fedopt_flwr.training.calling import Loss
+from fedopt_flwr.training.diagnostics import diagnose
 from fedopt_flwr.training.evaluation import evaluate
 from fedopt_flwr.training.flat_model import FlatModel
 from fedopt_flwr.training.objective import ModelObjective
@@ -220,3 +223,41 @@ def test_bfloat16_is_within_a_point_of_float32_on_mnist(real_data: Path) -> None
         found[precision] = simulate(RunConfig(**config)).rounds[-1].test_accuracy
     assert found["float32"] > 0.9
     assert abs(found["bf16"] - found["float32"]) < 0.01
+
+
+@pytest.mark.parametrize("micro", [0, 7])
+def test_a_batch_without_a_target_that_counts_moves_nothing(micro: int) -> None:
+    """PyTorch's mean over no target is NaN, and would end the client."""
+    found, value = gradient(functional.cross_entropy, classes(ignored=30), micro)
+    assert not found.any()
+    assert value == 0.0
+
+
+@pytest.mark.parametrize("micro", [0, 7])
+@pytest.mark.parametrize("options", [{"weight": torch.tensor([1.0, 5.0, 0.1, 2.0])}, {}])
+def test_the_start_pass_takes_the_mean_over_all_targets_that_count(
+    micro: int, options: dict[str, Tensor]
+) -> None:
+    """Of more examples than are computed at once, sorted by class, of which many are ignored."""
+    numbers = torch.Generator().manual_seed(1)
+    inputs = torch.randn(1203, 6, generator=numbers)
+    targets = torch.randint(0, 4, (1203,), generator=numbers).sort().values
+    targets[:450] = -100
+    torch.manual_seed(0)
+    module = nn.Linear(6, 4)
+    whole = functional.cross_entropy(module(inputs), targets, **options)
+    expected = torch.cat([g.ravel() for g in torch.autograd.grad(whole, module.parameters())])
+    for loss in (nn.CrossEntropyLoss(**options), partial(functional.cross_entropy, **options)):
+        model = FlatModel(module)
+        data = as_client_data(TensorDataset(inputs, targets))
+        objective = ModelObjective(model, loss, data, [], micro_batch_size=micro)
+        found = objective.full_gradient(model.vector.clone())
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+        seen = diagnose(model, [(1.0, data)], loss, micro_batch_size=micro)
+        assert seen.global_train_loss == pytest.approx(float(whole.detach()), rel=1e-6)
+        assert seen.gradient_norm == pytest.approx(float(expected.norm()), rel=1e-5)
+
+
+def test_the_loss_of_data_without_a_target_that_counts_has_no_value() -> None:
+    data = as_client_data(TensorDataset(torch.randn(30, 6), classes(ignored=30)))
+    assert math.isnan(evaluate(FlatModel(nn.Linear(6, 4)), data, functional.cross_entropy, {}).loss)
