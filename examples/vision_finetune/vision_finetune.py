@@ -17,8 +17,8 @@ from torchvision.models import resnet18
 
 
 class Finetuned(nn.Module):
-    """Of the parameters only `head` is trained and travels. The trunk's batch norm statistics travel
-    too, as buffers do, and stay as they are given."""
+    """Of the parameters only `head` is trained and travels. The trunk's statistics of batch norm
+    travel too, as buffers do, and stay as they are given."""
 
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()

@@ -72,6 +72,8 @@ def scores_of(outputs: Any, targets: Any) -> tuple[Any, Any]:
     A score for each token and its target lie in rows; those of causal language models, which
     predict the token that follows, are moved by one.
     """
+    if isinstance(outputs, Tensor):
+        return outputs, targets
     is_table = isinstance(outputs, Mapping)
     scores = outputs.get("logits") if is_table else getattr(outputs, "logits", None)
     if not isinstance(scores, Tensor) or not isinstance(targets, Tensor):
@@ -90,20 +92,31 @@ def scores_of(outputs: Any, targets: Any) -> tuple[Any, Any]:
     return scores, targets
 
 
+def classes_of(loss: Loss, outputs: Any, targets: Any) -> Tensor | None:
+    """Return the targets, as class indices, of a loss whose mean is over those that count."""
+    if not is_on_classes(loss) and loss is not models_own_loss:
+        return None
+    _, targets = scores_of(outputs, targets)
+    is_class = isinstance(targets, Tensor) and not targets.is_floating_point()
+    return targets if is_class else None
+
+
+def targets_that_count(loss: Loss, classes: Tensor) -> Tensor:
+    found: Tensor = classes != option_of(loss, "ignore_index", IGNORED)
+    return found
+
+
 def counted(loss: Loss, outputs: Any, targets: Any, num_examples: int) -> int | Tensor:
     """Return how much a batch's mean loss counts beside those of others.
 
     That is its number of examples, and for cross entropy the number (or weight) of targets that are
     not ignored, which its mean is taken over.
     """
-    if not is_on_classes(loss) and loss is not models_own_loss:
+    classes = classes_of(loss, outputs, targets)
+    if classes is None:
         return num_examples
-    _, targets = scores_of(outputs, targets)
-    if not isinstance(targets, Tensor) or targets.is_floating_point():
-        return num_examples
-    counts = targets != option_of(loss, "ignore_index", IGNORED)
-    weights = option_of(loss, "weight")
-    count: Tensor = counts.sum() if weights is None else weights[targets[counts]].sum()
+    counts, weights = targets_that_count(loss, classes), option_of(loss, "weight")
+    count: Tensor = counts.sum() if weights is None else weights[classes[counts]].sum()
     return count
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -9,7 +10,15 @@ import torch
 from torch import Tensor
 
 from ..data import ClientData
-from .calling import Loss, counted, loss_of, mixed, outputs_of
+from .calling import (
+    Loss,
+    classes_of,
+    counted,
+    loss_of,
+    mixed,
+    outputs_of,
+    targets_that_count,
+)
 from .flat_model import FlatModel
 
 _EVALUATION_BATCH = 500
@@ -63,6 +72,14 @@ def batch_positions(
     ]
 
 
+class _Mean(NamedTuple):
+    """The mean loss of a minibatch; NaN where none of the targets of its classes counts."""
+
+    loss: Tensor
+    size: int
+    classes: Tensor | None = None  # None: it is no NaN for that reason
+
+
 class ModelObjective:
     """F_i of one client for one round, evaluated on a FlatModel that it borrows.
 
@@ -73,8 +90,8 @@ class ModelObjective:
     before, so that rules which compare two points have a sum for each. Local parameters take one
     step of plain SGD a batch, along its last gradient, with weight decay and nothing else, after
     all gradients of that batch. `mean_loss` is the mean
-    minibatch loss weighted by examples (of cross entropy by targets that count), over all gradients
-    taken so far.
+    minibatch loss weighted by examples, over all gradients taken so far of batches in which any
+    target counts.
 
     With `micro_batch_size` above 0 no more examples than that are computed at once, and a batch's
     gradient is the mean over its parts. `precision` "bf16" computes outputs and loss in bfloat16;
@@ -109,7 +126,7 @@ class ModelObjective:
         self._sums: list[Tensor] = []  # of local momentum
         self._place = 0  # of the next gradient among those of this batch
         self._local_step: Tensor | None = None  # of the local parameters, at a batch's end
-        self._losses: list[tuple[Tensor, int | Tensor]] = []  # means, and of how many
+        self._losses: list[_Mean] = []
         model.module.train()
 
     @property
@@ -168,8 +185,10 @@ class ModelObjective:
 
     @property
     def last_loss(self) -> Tensor:
-        loss, count = self._losses[-1]
-        return torch.where(torch.as_tensor(count, device=loss.device) > 0, loss, 0.0)
+        loss, _, classes = self._losses[-1]
+        if classes is None:
+            return loss
+        return torch.where(targets_that_count(self._loss, classes).any(), loss, 0.0)
 
     def full_gradient(self, y: Tensor, num_examples: int = 0) -> Tensor:
         rows = torch.arange(self.num_examples)
@@ -187,29 +206,36 @@ class ModelObjective:
         if y is not model.vector:
             model.vector.copy_(y)
         model.zero_gradient()
-        total = torch.zeros((), device=model.device)
-        count: int | Tensor = 0
-        for part in batch:
-            loss, weight = self._loss_of(part)
-            if num_parts > 1:
-                if not weight:  # the mean over no target is NaN
-                    continue
-                loss = loss * weight
-            loss.backward()  # type: ignore[no-untyped-call]
-            total, count = total + loss.detach(), count + weight
-        if num_parts > 1 and count:
+        means = self._backward_all(batch) if num_parts > 1 else self._backward(*batch)
+        self._losses.append(means)
+        return model.gradient
+
+    def _backward(self, part: _Part) -> _Mean:
+        outputs, loss = self._forward(part)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return _Mean(loss.detach(), part.size, classes_of(self._loss, outputs, part.targets))
+
+    def _backward_all(self, parts: Iterable[_Part]) -> _Mean:
+        model = self._model
+        total, count = (torch.zeros((), device=model.device) for _ in range(2))
+        size = 0
+        for part in parts:
+            outputs, loss = self._forward(part)
+            weight = counted(self._loss, outputs, part.targets, part.size)
+            if weight:  # else it is the mean over no target
+                (loss * weight).backward()  # type: ignore[no-untyped-call]
+                total, count = total + loss.detach() * weight, count + weight
+                size += part.size
+        if size:
             total = total / count
             for gradient in (model.gradient, model.local_gradient):
                 gradient.div_(count)
-        self._losses.append((total, count))
-        return model.gradient
+        return _Mean(total, size)
 
-    def _loss_of(self, part: _Part) -> tuple[Tensor, int | Tensor]:
-        """Return a part's mean loss, and how much it counts."""
+    def _forward(self, part: _Part) -> tuple[Any, Tensor]:
         with mixed(self._model.device, self._precision):
             outputs = outputs_of(self._model.module, part.inputs, part.size)
-            loss = loss_of(self._loss, outputs, part.targets)
-        return loss, counted(self._loss, outputs, part.targets, part.size)
+            return outputs, loss_of(self._loss, outputs, part.targets)
 
     def _regularised(self, gradient: Tensor) -> Tensor:
         if self._clip_norm:
@@ -221,15 +247,25 @@ class ModelObjective:
 
     @property
     def mean_loss(self) -> float:
-        if not self._losses:
-            return 0.0
-        values = torch.stack([loss for loss, _ in self._losses])
-        each = [count for _, count in self._losses]
-        known = [count for count in each if isinstance(count, Tensor)]
-        counts = torch.stack(known).to(values) if known else values.new_tensor(each)
-        summed = torch.where(counts > 0, values * counts, 0.0).sum()
-        total, number = torch.stack([summed, counts.sum()]).cpu().tolist()  # one wait for the GPU
-        return total / number if number else 0.0
+        found = _mean(self._losses)
+        if not math.isnan(found):
+            return found
+        return _mean(
+            [
+                mean
+                for mean in self._losses
+                if mean.classes is None or bool(targets_that_count(self._loss, mean.classes).any())
+            ]
+        )
+
+
+def _mean(means: list[_Mean]) -> float:
+    means = [mean for mean in means if mean.size]
+    if not means:
+        return 0.0
+    values = torch.stack([mean.loss for mean in means])
+    sizes = values.new_tensor([mean.size for mean in means])
+    return float(values.mul(sizes).sum() / sizes.sum())
 
 
 def evaluation_chunks(rows: Tensor, micro_batch_size: int = 0) -> list[Tensor]:

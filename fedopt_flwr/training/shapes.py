@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ def require_one_shape(loss: Callable[[Any, Any], Any], outputs: Any, targets: An
     if outputs.shape == targets.shape:
         return
     kind = type(loss) if isinstance(loss, nn.Module) else loss
-    is_elementwise = is_torchs(loss) and not is_on_classes(loss) and kind not in _MARGINS
+    is_whole = is_torchs(loss) and not isinstance(loss, partial)
+    is_elementwise = is_whole and not is_on_classes(loss) and kind not in _MARGINS
     if not is_elementwise and not _broadcasts(loss, outputs, targets):
         return
     shapes = "outputs of shape {} and targets of shape {}".format(*_shown(outputs, targets))
