@@ -72,7 +72,8 @@ def finished(config: RunConfig) -> Outcome | None:
     directory = config.output.directory
     if directory is None or not (directory / CONFIG).exists():
         return None
-    if RunConfig(**read_toml(directory / CONFIG)).to_dict() != config.to_dict():
+    there = RunConfig(**read_toml(directory / CONFIG))
+    if there.with_values({"output.trackers": []}) != config.with_values({"output.trackers": []}):
         raise ConfigError(
             f"output.directory: {str(directory)!r} holds a run of another configuration; name "
             "another folder, or remove this one"

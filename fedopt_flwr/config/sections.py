@@ -321,6 +321,13 @@ class OutputSection(_Section):
     link_mbps: float = Field(100.0, gt=0, le=10**9)  # Mbit/s, for the simulated run time alone
     trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field((), strict=False)
 
+    @field_validator("trackers")
+    @classmethod
+    def _each_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(names)) < len(names):
+            raise ValueError(f"output.trackers: got {[*names]}; each must be named once")
+        return names
+
 
 class StopSection(_Section):
     """When a run ends before its last round, and which of its models is kept as the best."""

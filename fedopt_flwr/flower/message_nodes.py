@@ -36,6 +36,7 @@ from .message_records import (
 from .messages import PHASE
 
 NOTHING = Parameters([], "")
+_CLOCKS_DIFFER = 3600.0  # seconds, by which a node's clock may be ahead of the server's
 
 
 class Nodes(SimpleClientManager):
@@ -66,7 +67,7 @@ class _NodeProxy(ClientProxy):
         self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None
     ) -> GetPropertiesRes:
         content = RecordDict({CONFIG: ConfigRecord(dict(ins.config))})
-        message = Message(content, int(self.cid), MessageType.QUERY, ttl=timeout)
+        message = Message(content, int(self.cid), MessageType.QUERY, ttl=_lifetime(timeout))
         try:
             reply = _checked(self._ask(message, timeout), PROPERTIES)
             told: dict[str, Any] = dict(reply.content.config_records[PROPERTIES])
@@ -99,10 +100,16 @@ def instruction(
     arrays: ArrayRecord | None = None,
 ) -> Message:
     """Return an instruction as a message, with a user's own values beside it and, if they are
-    given, other arrays than its own. Once `timeout` seconds are over nobody is given it."""
+    given, other arrays than its own. Long after `timeout` seconds nobody is given it."""
     sent = array_record(ins.parameters) if arrays is None else arrays
     told = config_record({**(config or {}), **ins.config})
-    return Message(RecordDict({ARRAYS: sent, CONFIG: told}), int(proxy.cid), kind, ttl=timeout)
+    content = RecordDict({ARRAYS: sent, CONFIG: told})
+    return Message(content, int(proxy.cid), kind, ttl=_lifetime(timeout))
+
+
+def _lifetime(timeout: float | None) -> float | None:
+    """Return for how long a message is delivered: until its reply would not count, by any clock."""
+    return None if timeout is None else timeout + _CLOCKS_DIFFER
 
 
 def fit_result(reply: Message | None) -> FitRes:

@@ -191,8 +191,9 @@ class RunDirectory:
                 self._rounds.close()
             self._rounds = None
             if is_in_place and is_empty and not has_checkpoint(self.path):
-                for name in (ROUNDS, CONFIG):
+                for name in (ROUNDS, CONFIG, IDENTITIES):
                     (self.path / name).unlink(missing_ok=True)
+                shutil.rmtree(self.path / TENSORBOARD, ignore_errors=True)
         if self._lock.is_locked:
             if is_in_place:
                 with contextlib.suppress(OSError):

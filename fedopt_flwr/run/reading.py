@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from dataclasses import dataclass
@@ -76,7 +77,9 @@ def read_so_far(path: Path) -> RecordedRun:
     except ConfigError as error:
         raise ConfigError([f"RUN: {str(path)!r}: {text}" for text in error.problems]) from error
     is_finished = (path / SUMMARY).exists()
-    found = read_finished(path).summary["diverged_at"] if is_finished else diverged_at(records)
+    found = diverged_at(records)
+    with contextlib.suppress(ConfigError):  # of another version
+        found = read_finished(path).summary["diverged_at"] if is_finished else found
     return RecordedRun(path, config, records, found, is_finished)
 
 

@@ -36,6 +36,7 @@ _MAY_CHANGE = {  # how long one waits, what computes, what is kept
     "output.keep",
     "output.link_mbps",
     "output.client_seconds",
+    "output.trackers",
 }
 
 

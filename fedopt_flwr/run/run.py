@@ -337,7 +337,8 @@ class Run:
         trace = Trace(self._records, result.summary["diverged_at"])
         try:
             draw_run(name, trace, config, directory.path / CURVES)
-        except OSError as error:  # all that counts is written
-            warnings.warn(f"{CURVES}: not drawn: {error}", FedoptWarning, stacklevel=2)
+        except Exception as error:  # all that counts is written
+            text = f"{CURVES}: not drawn: {described(error)}"
+            warnings.warn(text, FedoptWarning, stacklevel=2)
         files = [directory.path / own for own in (CURVES, MODEL, SUMMARY, CONFIG)]
         self._trackers.close(files, is_done=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import re
+import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +22,9 @@ from ..rounds.record import RoundRecord, as_json
 TENSORBOARD = "tensorboard"  # folder in a run's
 IDENTITIES = "trackers.json"  # file in a run's: where a resumed run continues
 _PROJECT = "fedopt-flwr"
+_SECONDS = 30  # that a tracker may keep a run waiting
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+_LONGEST_NAME = 250
 
 
 class Tracker(Protocol):
@@ -59,6 +65,8 @@ class Trackers:
             except Exception as error:
                 del self._open[name]
                 _warn(name, error)
+                with contextlib.suppress(Exception):
+                    tracker.close([], is_done=False)
 
     def close(self, files: Sequence[Path] = (), *, is_done: bool = False) -> None:
         """End them, with the files of a run that is done; a second call does nothing."""
@@ -76,7 +84,7 @@ def require_trackers(names: Sequence[str], directory: Path | None) -> None:
         raise ConfigError(
             f"output.trackers: got {list(names)} without output.directory; name a folder"
         )
-    missing = [name for name in names if find_spec(name) is None]
+    missing = [name for name in names if not _is_installed(name)]
     if missing:
         raise ConfigError(
             [
@@ -85,6 +93,11 @@ def require_trackers(names: Sequence[str], directory: Path | None) -> None:
                 for name in missing
             ]
         )
+
+
+def _is_installed(name: str) -> bool:
+    found = find_spec(name)  # of a folder of that name, as wandb makes, too; it has no file
+    return found is not None and found.origin is not None
 
 
 def numbers_of(record: RoundRecord) -> dict[str, float]:
@@ -140,26 +153,31 @@ class _MLflow:
     def __init__(
         self, directory: Path, config: Mapping[str, Any], known: str, next_round: int
     ) -> None:
+        for key, value in _PATIENCE.items():
+            os.environ.setdefault(key, value)
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        self._client = MlflowClient()
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        self._client = _attempted(MlflowClient)
         if known:
             self.identity = known
             self._client.update_run(known, "RUNNING")
             return
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
-        there = self._client.get_experiment_by_name(name)
-        own = there.experiment_id if there else self._client.create_experiment(name)
-        run = self._client.create_run(own, run_name=directory.name)
+        run = self._client.create_run(_attempted(self._experiment), run_name=directory.name)
         self.identity = run.info.run_id
         params: dict[str, str] = {}
         _flatten(params, "", config)
         self._client.log_batch(self.identity, params=[Param(k, v) for k, v in params.items()])
 
-    def add(self, number: int, values: Mapping[str, float]) -> None:
-        import time
+    def _experiment(self) -> str:
+        """Return the experiment's id, made if it is not there."""
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
+        there = self._client.get_experiment_by_name(name)
+        found: str = there.experiment_id if there else self._client.create_experiment(name)
+        return found
 
+    def add(self, number: int, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -180,6 +198,9 @@ class _Wandb:
     ) -> None:
         import wandb
 
+        mode = os.environ.get("WANDB_MODE", "online")
+        if mode == "online" and not (os.environ.get("WANDB_API_KEY") or wandb.api.api_key):
+            raise RuntimeError("nobody is logged in; run `wandb login`, or set WANDB_MODE=offline")
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
             name=directory.name,
@@ -188,6 +209,7 @@ class _Wandb:
             id=known or None,
             resume="allow",
             reinit="create_new",
+            settings=wandb.Settings(quiet=True, init_timeout=_SECONDS, finish_timeout=_SECONDS),
         )
         self.identity = self._run.id
         # a resumed run may do rounds again, and wandb's own steps only grow
@@ -224,8 +246,19 @@ def _flatten(found: dict[str, str], name: str, value: Any) -> None:
 
 
 def _plain(name: str) -> str:
-    """Return a name of the characters that MLflow takes."""
-    return re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII)
+    """Return a name that MLflow takes: of its characters, and as a path without empty parts."""
+    parts = re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII).split("/")
+    return "/".join(part for part in parts if part.strip("."))[:_LONGEST_NAME] or "_"
+
+
+def _attempted(make: Callable[[], Any]) -> Any:
+    """Call it up to three times: runs side by side may make the same store at the same moment."""
+    for pause in (1.0, 3.0):
+        try:
+            return make()
+        except Exception:
+            time.sleep(pause)
+    return make()
 
 
 def _read_identities(directory: Path) -> dict[str, str]:

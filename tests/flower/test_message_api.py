@@ -344,7 +344,21 @@ def test_nobody_is_given_an_instruction_whose_time_is_over() -> None:
     grid = Room(make_app())
     start(serverapp.ScaffoldM(linear_model(), fraction_evaluate=1.0, **SIZES), grid, timeout=7)
     kinds = {m.metadata.message_type: m.metadata.ttl for m in grid.seen if "arrays" in m.content}
-    assert kinds == {"train": 7, "evaluate": 7}
+    # and the hour by which a node's clock may be ahead
+    assert kinds == {"train": 3607, "evaluate": 3607}
+
+
+def test_a_class_of_ones_own_reads_the_replies_of_a_round() -> None:
+    seen = []
+
+    class Counting(serverapp.FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            found = super().aggregate_train(server_round, replies)
+            seen.append(len(list(replies)))
+            return found
+
+    start(Counting(linear_model(), **SIZES), Room(make_app()), rounds=2)
+    assert seen == [SIZES["clients_per_round"]] * 2
 
 
 def test_a_last_round_that_is_taken_back_is_not_in_the_result() -> None:

@@ -530,3 +530,38 @@ def test_one_slow_round_is_named_and_does_not_flatten_the_others() -> None:
     axes = panels(one_run(rounds))["Seconds of a round, by part"]
     assert axes.get_ylim()[1] < 10
     assert [text.get_text() for text in axes.texts] == ["round 1: 500 s"]
+
+
+def test_a_run_of_one_round_is_drawn_whole() -> None:
+    figure = one_run([record(1, 0.5, seconds=2.0, client_seconds=1.0, clients=[0, 1])])
+    areas = panels(figure)["Seconds of a round, by part"].collections
+    rest, own = (area.get_paths()[0].get_extents() for area in areas)
+    assert (own.height, own.width) == (1.0, 1.0)
+    assert rest.ymax == 2.0
+
+
+def test_names_may_hold_what_mathematics_is_written_in(tmp_path: Path) -> None:
+    names = ["$\\frac$", "%$&^_$", "$100"]
+    rounds = [record(n, 0.5, clients=names) for n in (1, 2)]
+    one_run(rounds).savefig(tmp_path / "run.png")
+    figure = pictured([Curve(name, [trace([0.5, 0.6])]) for name in names])
+    assert any("$\\frac$" in text.get_text() for text in labels(figure))
+    figure.savefig(tmp_path / "all.png")
+
+
+@pytest.mark.parametrize("losses", [(1e-14, 2e-14), (1e-30, 1e-30), (5e-324, 1.0)])
+def test_losses_of_any_size_are_drawn(losses: tuple[float, float]) -> None:
+    curves = [
+        Curve(name, [Trace([record(n, None, loss) for n in (1, 2)])])
+        for name, loss in zip("ab", losses, strict=True)
+    ]
+    figure = pictured(curves, TEST_LOSS)
+    FigureCanvasAgg(figure).draw()
+    assert [drawn(figure, name)[1] for name in "ab"] == [[loss] * 2 for loss in losses]
+
+
+def test_seeds_without_a_round_in_common_are_drawn_as_the_longest() -> None:
+    short = Trace([record(2, 0.5)], None, False)
+    long = Trace([record(1, 0.4), record(3, 0.6)], None, False)
+    figure = pictured([Curve("fedavg", [short, long])])
+    assert drawn(figure, "fedavg") == ([1.0, 3.0], [pytest.approx(0.6), pytest.approx(0.4)])

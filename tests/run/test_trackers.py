@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from helpers import linear_model, small_config, three_datasets
 from fedopt_flwr import ConfigError, resume, simulate
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.run import trackers
+from fedopt_flwr.run.resuming import read_run
 from fedopt_flwr.run.trackers import IDENTITIES, TENSORBOARD
 
 # what the trackers' own packages do
@@ -225,3 +227,82 @@ def test_trackers_need_a_folder_and_a_name() -> None:
         simulate(small_config(output={"trackers": ["tensorboard"]}), linear_model, three_datasets())
     with pytest.raises(ConfigError, match=r"output.trackers.*got 'comet'"):
         simulate(small_config(output={"trackers": ["comet"]}), linear_model, three_datasets())
+
+
+def test_a_run_that_ends_before_its_first_round_leaves_its_folder_free(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    config = small_config(output={"directory": str(tmp_path / "run"), "trackers": ["tensorboard"]})
+
+    class Listener:
+        def on_start(self, *_: Any) -> None:
+            raise KeyboardInterrupt
+
+        def on_round(self, record: Any) -> None: ...
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            simulate(config, linear_model, three_datasets(), listener=Listener())
+    assert simulate(config, linear_model, three_datasets()).summary["rounds"] == 2
+
+
+def test_trackers_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
+    """As where it continues on a machine that has none; the number of rounds may not."""
+    pytest.importorskip("tensorboard")
+    folder = tmp_path / "run"
+    run(folder, "tensorboard", checkpoint_every=2)
+    (folder / "summary.json").unlink()  # as if it had been stopped in its last round
+    found, _ = read_run(folder, None, ["output.trackers=[]"])
+    assert found.output.trackers == ()
+    with pytest.raises(ConfigError, match=r"federation.num_rounds is 9"):
+        read_run(folder, None, ["federation.num_rounds=9"])
+
+
+def test_a_tracker_that_failed_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+
+    def add(*_: Any) -> None:
+        raise ConnectionError("the server is gone")
+
+    monkeypatch.setattr(trackers._MLflow, "add", add)
+    with pytest.warns(FedoptWarning, match="'mlflow' failed"):
+        run(tmp_path / "run", "mlflow")
+    identity = json.loads((tmp_path / "run" / IDENTITIES).read_text())["mlflow"]
+    assert mlflow.MlflowClient().get_run(identity).info.status == "KILLED"
+
+
+def test_nobody_who_is_logged_in_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    started = time.monotonic()
+    with pytest.warns(FedoptWarning, match="'wandb' failed: RuntimeError: nobody is logged in"):
+        result = run(tmp_path / "run", "wandb")
+    assert result.summary["rounds"] == 3
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("a/b c", "a/b c"),
+        ("a//b/", "a/b"),
+        ("../x", "x"),
+        ("é%", "__"),
+        (".", "_"),
+        ("x" * 300, "x" * 250),
+    ],
+)
+def test_names_of_metrics_are_those_that_mlflow_takes(name: str, plain: str) -> None:
+    assert trackers._plain(name) == plain
+
+
+def test_a_tracker_is_named_once() -> None:
+    names = ["mlflow", "mlflow"]
+    with pytest.raises(
+        ConfigError, match=r"output.trackers: got \['mlflow', 'mlflow'\]; each must"
+    ):
+        simulate(small_config(output={"trackers": names}), linear_model, three_datasets())

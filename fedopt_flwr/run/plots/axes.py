@@ -13,6 +13,7 @@ from .curves import Measure, Unit
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_SMALLEST_SHARE = 1e-12  # of the highest value that an axis reaches down to
 LABEL_POINTS = 8.0
 _LINE_INCHES = LABEL_POINTS * 1.3 / 72
 
@@ -47,6 +48,7 @@ def set_log_scale(axes: Axes, lowest: float, highest: float, *, is_percent: bool
     """Make the y axis logarithmic, with few ticks in plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+    lowest = max(lowest, highest * _SMALLEST_SHARE)
     axes.set_yscale("log", nonpositive="clip")
     margin = max(highest / lowest, 1.05) ** 0.04
     axes.set_ylim(lowest / margin, highest * margin)

@@ -138,12 +138,16 @@ def so_far(rounds: Sequence[RoundRecord], unit: Unit) -> np.ndarray:
 
 
 def with_values(curves: Iterable[Curve], measure: Measure) -> list[Curve]:
-    """Return the curves without runs that have no value yet."""
-    found = [
-        Curve(name, [t for t in traces if any(measure.drawn(r) is not None for r in t.rounds)])
-        for name, traces in curves
-    ]
-    return [curve for curve in found if curve.traces]
+    """Return the curves without runs that have no value yet; of runs that have none in the same
+    round the longest."""
+    found = []
+    for name, traces in curves:
+        own = [t for t in traces if any(measure.drawn(r) is not None for r in t.rounds)]
+        numbers = [_measured(trace.rounds, measure)[0] for trace in own]
+        if own and not reduce(np.intersect1d, numbers).size:
+            own = [max(own, key=lambda trace: trace.rounds[-1].round)]
+        found += [Curve(name, own)] if own else []
+    return found
 
 
 def result_of(curve: Curve, measure: Measure) -> float:
@@ -213,6 +217,7 @@ def _round_number(value: float, *, up: bool) -> float:
     """Return the nearest number with few digits that is not below (above) a value."""
     if value <= 0:
         return value
-    size = 10.0 ** math.floor(math.log10(value))
-    nice = [round(number * size, 12) for number in _NICE]
-    return min(n for n in nice if n >= value) if up else max(n for n in nice if n <= value)
+    size = math.floor(math.log10(value))
+    nice = [float(f"{number}e{size}") for number in _NICE]
+    up_to = [n for n in nice if n >= value] if up else [n for n in nice if n <= value]
+    return (min if up else max)(up_to, default=value)

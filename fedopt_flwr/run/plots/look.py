@@ -55,6 +55,7 @@ _LOOK = {
     "savefig.dpi": 130,
     "svg.hashsalt": "fedopt",  # the same names in the same picture
     "pdf.fonttype": 42,
+    "text.parse_math": False,  # names may hold dollars
 }
 _ONE_AT_A_TIME = threading.Lock()  # matplotlib has one set of defaults for all threads
 _NO_DATES = {

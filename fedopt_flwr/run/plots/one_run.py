@@ -68,7 +68,7 @@ def run_figure(name: str, trace: Trace, config: RunConfig, unit: Unit) -> Figure
 def _outcome(trace: Trace, measure: Measure) -> str:
     last = trace.rounds[-1].round
     values = [value for r in trace.rounds if (value := measure.drawn(r)) is not None]
-    ended = f"after {last} rounds" if trace.is_finished else f"so far, after round {last}"
+    ended = f"after round {last}" if trace.is_finished else f"so far, after round {last}"
     texts = [f"{measure.title} {measure.shown(values[-1])} {ended}" if values else ended]
     if trace.diverged_at is not None:
         texts.append(f"diverged in round {trace.diverged_at}")
@@ -157,7 +157,9 @@ def _mark_divergence(axes: Axes, trace: Trace, x: np.ndarray) -> None:
 def _draw_seconds(axes: Axes, rounds: Sequence[RoundRecord]) -> None:
     """Draw a client's own work, and the whole of the round above it."""
     trained = [record for record in rounds if record.round] or list(rounds)
-    numbers = [record.round for record in trained]
+    numbers = [float(record.round) for record in trained]
+    if len(trained) == 1:  # an area has two ends
+        trained, numbers = trained * 2, [numbers[0] - 0.5, numbers[0] + 0.5]
     whole = np.array([record.seconds for record in trained])
     own = np.array([record.client_seconds or 0.0 for record in trained])
     blue, pale = look.COLOURS[0], look.COLOURS[3]
@@ -168,10 +170,13 @@ def _draw_seconds(axes: Axes, rounds: Sequence[RoundRecord]) -> None:
     if highest > usual > 0:  # one slow round must not flatten the others
         place = numbers[int(whole.argmax())]
         axes.annotate(
-            f"round {place}: {highest:.3g} s", (place, usual), va="top", ha="left", size=8
+            f"round {place:.0f}: {highest:.3g} s", (place, usual), va="top", ha="left", size=8
         )
     axes.set_ylim(0, min(highest, usual) * 1.05 or 1.0)
-    axes.set_xlim(numbers[0] - 0.5, numbers[-1] + 0.5)
+    axes.set_xlim(
+        min(numbers[0], trained[0].round - 0.5), max(numbers[-1], trained[-1].round + 0.5)
+    )
+    _set_whole_ticks(axes)
     axes.set(xlabel="round", ylabel="seconds", title="Seconds of a round, by part")
     _write_key_above(axes)
 
@@ -181,6 +186,9 @@ def _draw_bytes(axes: Axes, rounds: Sequence[RoundRecord]) -> None:
     up = np.cumsum([record.uplink_bytes for record in rounds])
     size, heading = scale_of("bytes", float((down + up)[-1]))
     numbers = [record.round for record in rounds]
+    if len(numbers) == 1:  # an area has two ends
+        numbers = [numbers[0] - 1, *numbers]
+        down, up = (np.array([0, *sent]) for sent in (down, up))
     axes.fill_between(numbers, 0, down / size, color=look.COLOURS[0], lw=0, label="to the clients")
     both = (down + up) / size
     axes.fill_between(
@@ -188,9 +196,16 @@ def _draw_bytes(axes: Axes, rounds: Sequence[RoundRecord]) -> None:
     )
     axes.set_ylim(0, float(both[-1]) * 1.05)
     axes.set_xlim(numbers[0], max(numbers[-1], numbers[0] + 1))
+    _set_whole_ticks(axes)
     title = f"Sent so far: {both[-1]:.3g} {heading.split()[0]}"
     axes.set(xlabel="round", ylabel=heading.split()[0], title=title)
     _write_key_above(axes)
+
+
+def _set_whole_ticks(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _write_key_above(axes: Axes) -> None:
