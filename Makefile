@@ -3,7 +3,7 @@ BIN := .venv/bin
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
-.PHONY: install demo test test-slow test-containers test-newest lint structure audit
+.PHONY: install demo test test-slow test-long test-containers test-newest lint structure audit
 
 install: .venv/installed
 
@@ -36,13 +36,17 @@ audit: install
 	'from here (it does not know those of $(KNOWN_BAD)); run `make audit` where it can be'; fi
 
 # in which xdist sends its workers the names of folders
-test test-slow test-newest: export PYTHONIOENCODING := utf-8
+test test-slow test-long test-newest: export PYTHONIOENCODING := utf-8
 
 test: lint
 	$(BIN)/pytest -n 2 -m "not slow and not containers"
 
 test-slow: install
-	$(BIN)/pytest -n 2 -m slow
+	$(BIN)/pytest -n 2 -m "slow and not long"
+
+# by hand: what the slow suite shows for some rules, for all of them
+test-long: install
+	$(BIN)/pytest -n 2 -m long
 
 # as root, where dockerd, debootstrap, iptables and prometheus are installed; else they skip
 test-containers: install

@@ -102,8 +102,12 @@ def evaluations_in(folder: Path) -> list[Any]:
     return [record["on_clients"] for record in read_records(folder)]
 
 
+# that of the Message API has all rules on Ray in one simulation
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ALGORITHMS)
+@pytest.mark.parametrize(
+    "rule",
+    [*RULES, *(pytest.param(r, marks=pytest.mark.long) for r in ALGORITHMS if r not in RULES)],
+)
 def test_ray_gives_the_same_bits_as_one_process(processes: Processes, rule: str) -> None:
     folder, alone = processes.folder / "ray", processes.folder / "alone"
     beside = ["data.holdout=0.2", "evaluation.on_clients=true", "evaluation.every=2"]

@@ -47,7 +47,7 @@ def task_of(app: Path) -> ModuleType:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("app", APPS)
+@pytest.mark.parametrize("app", ["ours", pytest.param("stock", marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["simulation", "subprocess"])
 def test_the_app_runs_and_learns(tmp_path: Path, kind: str, app: str) -> None:
     link = SuperLink(tmp_path, kind, NODES)

@@ -32,6 +32,7 @@ from fedopt_flwr.run.hosts import ClientHost
 from fedopt_flwr.run.resuming import read_run
 
 QUICK = ("fedavg", "scaffold_m", "padamfed")  # the others are slow together
+_LONG = (pytest.mark.slow, pytest.mark.long)
 OPEN: dict[str, Any] = {"num_clients": "open", "forget_after": 3}
 CLIENT = """
 [federation]
@@ -76,7 +77,7 @@ def require_means_throughout(folder: Path, rounds: range) -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    [*QUICK, *(pytest.param(r, marks=pytest.mark.slow) for r in ALGORITHMS if r not in QUICK)],
+    [*QUICK, *(pytest.param(r, marks=_LONG) for r in ALGORITHMS if r not in QUICK)],
 )
 def test_a_client_that_joins_over_grpc_has_its_part_from_then_on(tmp_path: Path, rule: str) -> None:
     own = RunConfig(federation={"num_clients": 5}, model={"name": "logistic"})
