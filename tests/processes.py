@@ -59,9 +59,9 @@ class Process:
     def wait_for(self, text: str) -> None:
         wait_until(lambda: text in self.log, lambda: f"{text!r} in the log:\n{self.log}")
 
-    def ended(self) -> int:
+    def ended(self, patience: float = PATIENCE) -> int:
         try:
-            return self.process.wait(PATIENCE)
+            return self.process.wait(patience)
         except subprocess.TimeoutExpired:
             pytest.fail(f"still running:\n{self.log}")
 

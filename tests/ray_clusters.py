@@ -30,7 +30,14 @@ class RayCluster:
     def start_head(self) -> None:
         client = f"--ray-client-server-port={free_port()}"
         self._start(
-            "head", {}, "--head", f"--port={self.port}", client, "--include-dashboard=false"
+            "head",
+            {},
+            "--head",
+            f"--port={self.port}",
+            client,
+            "--include-dashboard=false",
+            # a busy machine answers late; one that is gone refuses at once
+            '--system-config={"health_check_timeout_ms": 60000, "health_check_period_ms": 1000}',
         )
 
     def start_other(self, **environment: str) -> None:
@@ -57,6 +64,16 @@ class RayCluster:
         process = self._nodes.pop(name)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+    def wait_until_alone(self) -> None:
+        """Wait until the head knows that no other node is left."""
+        from ray._raylet import GcsClient
+
+        def alive() -> int:
+            nodes = GcsClient(address=self.address).get_all_node_info().values()
+            return sum(node.state == 0 for node in nodes)
+
+        wait_until(lambda: alive() == 1, lambda: f"{alive()} nodes are alive")
 
     def close(self) -> None:
         for name in reversed(list(self._nodes)):

@@ -170,6 +170,7 @@ def test_a_machine_that_cannot_train_is_named_before_the_start(
         ({"PYTHONPATH": path}, "has torch 9.9 (here "),
     ):
         cluster.kill("other")
+        cluster.wait_until_alone()
         cluster.start_other(**environment)
         run = start(processes, home, "--ray-address", cluster.address)
         assert run.ended() == 2, run.log
