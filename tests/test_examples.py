@@ -204,8 +204,9 @@ def test_vision_finetune_trains_the_head_alone(tmp_path: Path) -> None:
 def test_text_lora_from_its_files(real_data: Path, tmp_path: Path) -> None:
     """A base after few steps: it runs, learns the training loss, and the adapter alone travels."""
     pytest.importorskip("peft", reason="needs the extra 'text'")
-    small = ["--set", "federation.num_rounds=6", "--set", "algorithm.name=fedavg"]
-    small += ["--set", "algorithm.client_learning_rate=0.3", "--set", "output.directory=run"]
+    values = ["federation.num_rounds=6", "output.directory=run", "data.partition.kind=iid"]
+    values += ["algorithm.name=local_adam", "algorithm.client_learning_rate=0.003"]
+    small = [part for value in values for part in ("--set", value)]
     run_example(
         "text_lora",
         tmp_path,
