@@ -89,7 +89,11 @@ def log_entries(data: bytes) -> Iterator[bytes]:
         if 32768 - place % 32768 < 7:  # no entry begins so late in a block
             place += 32768 - place % 32768
             continue
+        if len(data) - place < 7:
+            return
         _, size, kind = struct.unpack_from("<IHB", data, place)
+        if len(data) - place - 7 < size:  # which is still being written
+            return
         entry += data[place + 7 : place + 7 + size]
         place += 7 + size
         if kind in (1, 4):  # whole, or the last part
@@ -97,11 +101,26 @@ def log_entries(data: bytes) -> Iterator[bytes]:
             entry = b""
 
 
+def kinds_in(file: Path) -> set[str]:
+    from wandb.proto import wandb_internal_pb2
+
+    found = set()
+    for data in log_entries(file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        found.add(record.WhichOneof("record_type"))
+    return found
+
+
 def in_wandb(folder: Path) -> dict[int, dict[str, float]]:
     from wandb.proto import wandb_internal_pb2
 
     found: dict[int, dict[str, float]] = {}
     for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        # its own process writes on for a moment, up to this record
+        deadline = time.monotonic() + 30
+        while "exit" not in kinds_in(file) and time.monotonic() < deadline:
+            time.sleep(0.1)
         for data in log_entries(file.read_bytes()):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
