@@ -1,12 +1,11 @@
 """20 Newsgroups with a small GPT-2 and LoRA: the data and the models of federation.toml.
 
 Half of the training posts belong to nobody: `prepare.py` trains the tokeniser and the base model on
-them. Clients share the other half, and the server tests on the official test part.
+them. Clients share the other half, and the server tests on a fifth of the official test part.
 
-With a hub in reach the base is a published one, and two lines differ:
+With a hub in reach the base may be a published one, without `prepare.py`; one line differs:
 
     BASE = "distilgpt2"
-    encode.pad_token = encode.eos_token  # in `tokenised`, as it has none
 """
 
 from __future__ import annotations
@@ -20,7 +19,11 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+)
 
 BASE = str(Path(__file__).with_name("base"))  # prepare.py writes it
 CLASSES, LENGTH = 20, 64
@@ -57,8 +60,15 @@ def load(num_clients: int, seed: int) -> DatasetDict:
     return DatasetDict({name: tokenised(*part) for name, part in parts.items()})
 
 
+def tokeniser() -> PreTrainedTokenizerBase:
+    found = AutoTokenizer.from_pretrained(BASE)
+    if found.pad_token is None:  # as published ones of GPT-2's kind
+        found.pad_token = found.eos_token
+    return found
+
+
 def tokenised(texts: list[str], groups: list[int]) -> Dataset:
-    encode = AutoTokenizer.from_pretrained(BASE)
+    encode = tokeniser()
     columns = encode(list(texts), truncation=True, max_length=LENGTH, padding="max_length")
     named = {name: columns[name] for name in ("input_ids", "attention_mask")}
     return Dataset.from_dict({**named, "labels": list(groups)})
@@ -66,7 +76,10 @@ def tokenised(texts: list[str], groups: list[int]) -> Dataset:
 
 def full() -> nn.Module:
     """Every parameter is trained and travels."""
-    return AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=CLASSES)
+    pad = tokeniser().pad_token_id  # by which the classifier finds a text's last token
+    return AutoModelForSequenceClassification.from_pretrained(
+        BASE, num_labels=CLASSES, pad_token_id=pad
+    )
 
 
 def lora(rank: int = 8) -> nn.Module:

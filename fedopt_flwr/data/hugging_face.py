@@ -58,14 +58,14 @@ def split_source(given: Any, num_clients: int | str, loading: Loading) -> Source
         return Source(given["train"], given.get("test"), loading=loading)
     if type(given).__name__ != "FederatedDataset":
         return None
+    if num_clients == "open":
+        raise DataError(
+            "federation.num_clients: got 'open'; a FederatedDataset is divided among a fixed "
+            "number of clients; give it, or let a client's data be its own"
+        )
     try:
         first = given.load_partition(0, "train")
         count = given.partitioners["train"].num_partitions
-        if num_clients == "open":
-            raise DataError(
-                "federation.num_clients: got 'open'; a FederatedDataset is divided among a fixed "
-                "number of clients; give it, or let a client's data be its own"
-            )
         if count != num_clients:
             raise DataError(
                 f"federation.num_clients: got {num_clients}; the FederatedDataset's partitioner of "
@@ -97,10 +97,10 @@ def huggingface(
     `data_files`, or a folder that `save_to_disk` wrote.
 
     Its parts are `train` and `test`, by default "test" where there is one. `label` names the column
-    of targets, where that is not "label" or "labels". The column `text` is
-    turned into `input_ids` and `attention_mask` of `length` tokens by the `tokenizer` (a name on
-    the hub or a folder), once: `datasets` keeps the result in its cache. Without a column of
-    targets they are the tokens themselves, for language models.
+    of targets, where that is not "label" or "labels". The column `text` is turned into `input_ids`
+    and `attention_mask` of `length` tokens by the `tokenizer` (a name on the hub or a folder),
+    once: `datasets` keeps the result in its cache. Without a column of targets they are the tokens
+    themselves, for language models.
     """
     splits = _loaded(dataset, subset, data_files)
     names = [train, *([test] if test else [])]

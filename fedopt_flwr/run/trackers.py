@@ -58,7 +58,7 @@ class Trackers:
                 file.write(json.dumps(identities).encode())
 
     def add(self, record: RoundRecord) -> None:
-        values = numbers_of(record)
+        values = numbers_of(record) if self._open else {}
         for name, tracker in list(self._open.items()):
             try:
                 tracker.add(record.round, values)

@@ -289,9 +289,7 @@ def test_a_tracker_that_failed_is_closed(tmp_path: Path, monkeypatch: pytest.Mon
     assert mlflow.MlflowClient().get_run(identity).info.status == "KILLED"
 
 
-def test_nobody_who_is_logged_in_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_asks_nobody_to_log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("HOME", str(tmp_path))
