@@ -409,3 +409,45 @@ def test_a_client_may_refuse_to_be_diagnosed(tmp_path: Path) -> None:
         assert [(e["client"], e["phase"]) for e in record.errors] == [(1, "diagnose")]
         assert "refuses to tell loss and gradient" in record.errors[0]["error"]
         assert record.drift is not None
+
+
+@pytest.mark.filterwarnings("ignore::fedopt_flwr.errors.FedoptWarning")
+def test_while_a_client_is_away_nobody_is_asked(tmp_path: Path) -> None:
+    config = grpc_config("fedavg")
+    config["federation"] |= {"clients_per_round": 1, "min_replies": 1, "num_rounds": 5}
+    asked: list[tuple[int, int]] = []
+
+    class Counting:
+        """Notes when a client is asked for its loss and gradient."""
+
+        def __init__(self, client: HostedClient) -> None:
+            self._client = client
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._client, name)
+
+        def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+            if config[PHASE] == "diagnose":
+                asked.append((config["fedopt.round"], int(self._client.client_id)))
+            return self._client.fit(parameters, config)
+
+    def leave(record: RoundRecord) -> None:
+        if record.round == 2:
+            members[2].stop()
+            server.said.wait_for("client 2: left")
+
+    server = ServerThread(config, on_round=leave)
+    with server:
+        host = ClientHost(server.config, range(3))
+        members = [ClientThread(server, i, tmp_path, host=host, wrap=Counting) for i in range(3)]
+        result = server.result()
+    for member in members:
+        member.join()
+    assert sorted(asked) == [(number, i) for number in (1, 2) for i in range(3)]
+    for record in result.rounds:
+        assert (record.gradient_norm is None) == (record.round > 2)
+        if record.round > 2:
+            assert [(e["client"], e["phase"]) for e in record.errors] == [(2, "diagnose")]
+            assert record.errors[0]["error"].startswith("away")
+    assert result.rounds[2].gradient_cosine is not None  # of ∇f after round 2
+    assert result.rounds[3].gradient_cosine is None
