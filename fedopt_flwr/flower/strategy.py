@@ -46,10 +46,8 @@ from .messages import (
     to_arrays,
 )
 from .open_federation import Ledger, OpenFederation, warn_of_theory
-from .replies import accept
+from .replies import Fit, accept, by_client
 from .wrappers import refuse_privacy_wrappers
-
-Fit = tuple[ClientProxy, FitRes]
 
 
 class FederatedStrategy(Strategy):
@@ -357,7 +355,9 @@ class FederatedStrategy(Strategy):
         self, server_round: int, results: list[Fit], failures: list[Fit | BaseException]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         wanted = {i: self._rule_of(i).upload_names for i in self.asked}
-        uploads = self._usable(self._answers(results, failures), wanted, self.record, "train")
+        missing = "no answer" if self.quota is None else TOO_LATE
+        answers = by_client(self.asked, results, failures, self.members.id_of, missing)
+        uploads = self._usable(answers, wanted, self.record, "train")
         for i in self._participation.surplus(uploads):
             del uploads[i]
             self.record.errors.append({"client": i, "phase": "train", "error": TOO_LATE})
@@ -411,16 +411,6 @@ class FederatedStrategy(Strategy):
 
     def _rule_of(self, client_id: ClientId) -> Algorithm:
         return self._rule_of_round.for_client(self._participation.rank(client_id))
-
-    def _answers(
-        self, results: Sequence[Fit], failures: Sequence[Fit | BaseException]
-    ) -> dict[ClientId, FitRes | str]:
-        """Key answers by client id. Flower's exceptions carry no id, so all share their texts."""
-        unnamed = "; ".join(sorted({str(f) for f in failures if isinstance(f, BaseException)}))
-        missing = "no answer" if self.quota is None else TOO_LATE
-        answers: dict[ClientId, FitRes | str] = dict.fromkeys(self.asked, unnamed or missing)
-        named = [*results, *(f for f in failures if not isinstance(f, BaseException))]
-        return answers | {self.members.id_of(proxy): result for proxy, result in named}
 
     def _begin_round(self, number: int) -> None:
         if self._open is not None:
