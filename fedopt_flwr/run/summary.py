@@ -99,7 +99,7 @@ def diverged_at(records: Sequence[RoundRecord], initial_loss: float | None = Non
 
 def _is_lost(record: RoundRecord) -> bool:
     """Whether numbers that are not finite are why a round moved nothing."""
-    texts = [str(e["error"]) for e in record.errors if e["phase"] not in AFTERWARDS]
+    texts = [str(e["error"]) for e in record.errors if e.get("phase") not in AFTERWARDS]
     is_theirs = bool(texts) and all(NOT_FINITE in text for text in texts)
     return not record.clients and (record.taken_back or is_theirs)
 

@@ -451,3 +451,42 @@ def test_while_a_client_is_away_nobody_is_asked(tmp_path: Path) -> None:
             assert record.errors[0]["error"].startswith("away")
     assert result.rounds[2].gradient_cosine is not None  # of ∇f after round 2
     assert result.rounds[3].gradient_cosine is None
+
+
+@pytest.mark.parametrize("claim", [math.nan, math.inf, -1.0, "1.0", True])
+def test_a_norm_that_is_none_is_left_out(claim: Any) -> None:
+    class Claiming(FederatedClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            arrays, count, report = super().fit(parameters, config)
+            if config[PHASE] == "diagnose" and self.client_id == 0:
+                report["control_norm"] = claim
+            return arrays, count, report
+
+    def claiming(client: FederatedClient) -> FederatedClient:
+        client.__class__ = Claiming
+        return client
+
+    last = open_run(config_of("scaffold"), as_datasets(PARTS), wrap=claiming).records[-1]
+    assert ["control_norm" in own for own in last.each_client.values()] == [False, True, True]
+    assert last.gradient_norm is not None
+    assert last.errors == []
+
+
+def test_a_gradient_that_is_not_finite_is_no_part_of_a_sum() -> None:
+    class Broken(FederatedClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            arrays, count, report = super().fit(parameters, config)
+            if config[PHASE] == "diagnose" and self.client_id == 2:
+                arrays[0][3] = math.nan
+            return arrays, count, report
+
+    def broken(client: FederatedClient) -> FederatedClient:
+        client.__class__ = Broken
+        return client
+
+    found = open_run(config_of(), as_datasets(PARTS), wrap=broken)
+    for record in found.records:
+        assert record.gradient_norm is None
+        assert [(e["client"], e["phase"]) for e in record.errors] == [(2, "diagnose")]
+        assert "'gradient' is not finite" in record.errors[0]["error"]
+    assert diverged_at(found.records) is None
