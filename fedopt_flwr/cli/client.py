@@ -59,7 +59,10 @@ def client(
     metrics: MetricsAddress = None,
     no_evaluation: Annotated[
         bool,
-        typer.Option("--no-evaluation", help="Tell a server that asks nothing of any evaluation."),
+        typer.Option(
+            "--no-evaluation",
+            help="Tell a server that asks nothing of any evaluation, nor of the whole gradient.",
+        ),
     ] = False,
     state_lost: Annotated[
         Literal["fail", "restart"],

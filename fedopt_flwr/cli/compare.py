@@ -34,7 +34,8 @@ def compare(
         str,
         typer.Option(
             help="Accuracies whose first round is shown, with commas; NAME=VALUE too, of a metric "
-            "in evaluation.metrics, or with output.diagnostics gradient_norm, global_train_loss."
+            "in evaluation.metrics, with output.diagnostics as gradient_norm=0.1 or drift=0.5, "
+            "with evaluation.on_clients as worst_test_accuracy=0.7."
         ),
     ] = "0.8,0.9",
     loss_targets: Annotated[

@@ -13,9 +13,10 @@ from ..algorithms import ALGORITHMS
 from ..config.run_config import RunConfig
 from ..data import load_federated_data
 from ..errors import ConfigError, RunError
-from ..rounds.record import as_json
+from ..rounds.record import DIAGNOSTICS, SPREADS, as_json
 from ..run.directory import CURVES
 from ..run.experiment import Experiment
+from ..run.needs import require_measured
 from ..run.plots.comparison import draw_comparison
 from ..run.plots.curves import Curve, Trace, measure_of, with_values
 from ..run.plots.subject import subject_of
@@ -256,14 +257,11 @@ def _variant(label: str) -> list[str]:
 
 def _require_measured(config: RunConfig, targets: Sequence[Target]) -> None:
     for target in targets:
-        is_diagnostic = target.measure in ("global_train_loss", "gradient_norm")
-        if is_diagnostic and not config.output.diagnostics:
-            raise ConfigError(
-                f"--targets: got {target.measure}, which is not recorded unless "
-                "output.diagnostics is true; add --set output.diagnostics=true"
-            )
+        if target.measure in (*DIAGNOSTICS, *SPREADS):
+            require_measured(config, "--targets", target.measure)
+            continue
         named = {"test_accuracy", "test_loss", config.model.metric, *config.evaluation.metrics}
-        if not is_diagnostic and target.measure not in named:
+        if target.measure not in named:
             raise ConfigError(
                 f"--targets: got {target.measure}, which is not measured; add it to "
                 "evaluation.metrics"

@@ -154,7 +154,11 @@ class RunDisplay:
             if item["error"] == TOO_LATE:
                 continue
             # by the clustered sampler before the round; after it
-            others = {"gradient": "not grouped by its gradient", "evaluate": "did not evaluate"}
+            others = {
+                "gradient": "not grouped by its gradient",
+                "evaluate": "did not evaluate",
+                "diagnose": "did not tell its loss and gradient",
+            }
             missed = others.get(item["phase"], "not counted")
             who = f"round {record.round}: client {item['client']}"
             self._print(f"{who} {missed}: {item['error']}", "yellow")

@@ -293,6 +293,13 @@ KNOWN_BETTER: dict[str, Literal["higher", "lower"]] = {
     "test_loss": "lower",
     "global_train_loss": "lower",
     "gradient_norm": "lower",
+    "drift": "lower",
+    "control_norm": "lower",
+    "gradient_cosine": "higher",
+    "worst_test_accuracy": "higher",
+    "worst_test_loss": "lower",
+    "client_accuracy_std": "lower",
+    "client_loss_std": "lower",
 }
 Schedule = Literal["constant", "cosine", "step", "inverse_sqrt"]
 
@@ -315,7 +322,7 @@ class OutputSection(_Section):
     evaluate_every: Count = 1  # rounds; the last one is always evaluated
     checkpoint_every: int = Field(0, ge=0, le=10**9)  # rounds; 0: no checkpoints
     keep: Count = 3  # checkpoints
-    diagnostics: bool = False  # ‖∇f(x)‖, Σ p_i f_i(x): a pass over all data an evaluation
+    diagnostics: bool = False  # drift, ‖c‖, and at evaluations ‖∇f(x)‖: a pass over all data
     # seconds of a client's local work, for the simulated run time alone; None: as measured here
     client_seconds: Rate | None = None
     link_mbps: float = Field(100.0, gt=0, le=10**9)  # Mbit/s, for the simulated run time alone

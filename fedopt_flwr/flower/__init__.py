@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .client import FederatedClient, ModelPool
+from .client import FederatedClient
 from .instruction import Instruction
+from .pool import ModelPool
 from .state import BEGINS_ANEW, STATE_LOST, ClientStates, ContextStates, DiskStates, MemoryStates
 from .strategy import FederatedStrategy
 

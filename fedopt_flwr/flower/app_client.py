@@ -20,8 +20,9 @@ from ..training.calling import Loss
 from ..training.devices import pick_device
 from ..training.flat_model import FlatModel, copied
 from ..training.metrics import Metric
-from .client import FederatedClient, ModelPool
+from .client import FederatedClient
 from .instruction import Instruction
+from .pool import ModelPool
 from .state import ContextStates, DiskStates, MemoryStates
 
 

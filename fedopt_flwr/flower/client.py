@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import queue
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 
 import numpy as np
@@ -22,45 +21,22 @@ from ..errors import FedoptError, FedoptWarning, MessageError
 from ..own_code import described
 from ..problems import foreign_text, unknown_name
 from ..randomness import derive, kept
-from ..training.calling import Loss
+from ..rounds.soundness import norm
+from ..training.diagnostics import diagnose
 from ..training.evaluation import evaluate, usable_metrics
 from ..training.flat_model import LOCAL_PARAMETERS, FlatModel, is_buffer_name
 from ..training.metrics import Metric
 from ..training.objective import ModelObjective, batch_positions
+from .diagnostics import CONTROL_NORM
 from .evaluations import HeldOut
 from .instruction import Instruction
 from .messages import NEVER, PREFIX, Scalar, decode, expected_arrays, repeated
+from .pool import ModelPool
 from .sizes import largest_instruction
 from .state import BEGINS_ANEW, STATE_LOST, ClientStates
 
 _LOG = logging.getLogger("fedopt_flwr")
-
-
-class ModelPool:
-    """The models of one process that clients take turns on; never one model a client."""
-
-    def __init__(
-        self,
-        models: Sequence[FlatModel],
-        loss: Loss,
-        *,
-        metrics: Mapping[str, Metric] | None = None,
-    ) -> None:
-        self.loss = loss
-        self.metrics = metrics or {}
-        self.is_one = len(models) == 1  # so that one client trains at a time
-        self._free: queue.LifoQueue[FlatModel] = queue.LifoQueue()
-        for model in models:
-            self._free.put(model)
-
-    @contextmanager
-    def borrow(self) -> Iterator[FlatModel]:
-        """Lend one model; wait until one is free."""
-        model = self._free.get()
-        try:
-            yield model
-        finally:
-            self._free.put(model)
+_NO_WORK: dict[str, Scalar] = {"loss": 0.0, "num_steps": 0}  # in the report of who trained nothing
 
 
 class FederatedClient(NumPyClient):
@@ -71,7 +47,7 @@ class FederatedClient(NumPyClient):
     """
 
     largest_instruction: int | None = None  # bytes, of arrays for the model in use
-    evaluates = True  # else it refuses to, and says so
+    evaluates = True  # else it refuses that, and to be diagnosed, and says so
     restarts = False  # after its state was lost, where the federation is open
 
     def __init__(
@@ -97,6 +73,8 @@ class FederatedClient(NumPyClient):
         """Follow one instruction; return arrays, n_i and a report."""
         try:
             instruction = Instruction.from_config(config)
+            if instruction.phase == "diagnose" and not self.evaluates:
+                raise MessageError(f"client {self.client_id}: refuses to tell loss and gradient")
             self.prepare(instruction)
         except FedoptError as error:
             return [], 0, {"error": foreign_text(error)}
@@ -113,20 +91,17 @@ class FederatedClient(NumPyClient):
         try:
             with self._models.borrow() as model:
                 torch.set_num_threads(instruction.threads)  # OpenMP keeps it per thread
-                if instruction.phase == "evaluate":
-                    held = self._evaluate(instruction, parameters, model)
-                    text = held.model_dump_json()
-                    return [], self.data.num_examples, {**repeats, "evaluation": text}
-                upload, loss, steps = self._train(instruction, parameters, model)
+                works = {"evaluate": self._evaluate, "diagnose": self._diagnose}
+                work = works.get(instruction.phase, self._train)
+                upload, told = work(instruction, parameters, model)
                 arrays = [tensor.detach().cpu().numpy() for tensor in upload.values()]
         except (Exception, SystemExit) as error:
             _LOG.error("client %s, round %s", self.client_id, instruction.round, exc_info=error)
             return [], 0, {**repeats, "error": foreign_text(described(error))}
         report: dict[str, Scalar] = {
             **repeats,
+            **told,
             "arrays": ",".join(upload),
-            "loss": loss,
-            "num_steps": steps,
             "client_seconds": time.perf_counter() - started,
         }
         return arrays, self.data.num_examples, report
@@ -140,23 +115,15 @@ class FederatedClient(NumPyClient):
 
     def _evaluate(
         self, instruction: Instruction, parameters: list[np.ndarray], model: FlatModel
-    ) -> HeldOut:
+    ) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
         """Evaluate the server's model on the held-out examples, and where buffers or parameters
         stay local also the client's own, with those; the server's has the batches' statistics and
         the initial parameters in their place."""
         if not self.evaluates:
-            return HeldOut(refused=True)
+            return {}, HeldOut(refused=True).told
         if self.holdout is None or not self.holdout.num_examples:
-            return HeldOut()
-        with_buffers = instruction.buffers == "average"
-        expected = expected_arrays(("model",), model, with_buffers=with_buffers)
-        received = decode(parameters, instruction.arrays, expected, "server")
-        model.vector.copy_(received.pop("model"))
-        model.reset_local()
-        # those that stay local are of no client here: a single example is normalised by them
-        buffers = received or (model.initial_buffers if model.has_buffers else {})
-        if buffers:
-            model.write_buffers({name: array.to(model.device) for name, array in buffers.items()})
+            return {}, HeldOut().told
+        self._take_model(instruction, parameters, model)
         loss, local = self._models.loss, instruction.buffers == "local" and model.has_buffers
         at_once = instruction.micro_batch_size
         seed = derive(instruction.seed, "holdout", self.client_id, instruction.round)
@@ -171,10 +138,48 @@ class FederatedClient(NumPyClient):
                 micro_batch_size=at_once,
             )
             if not (local or model.local):
-                return HeldOut.of(self.holdout.num_examples, found, None)
+                return {}, HeldOut.of(self.holdout.num_examples, found, None).told
             self._take_own_parts(instruction, model)
             own = evaluate(model, self.holdout, loss, measures, micro_batch_size=at_once)
-        return HeldOut.of(self.holdout.num_examples, found, own)
+        return {}, HeldOut.of(self.holdout.num_examples, found, own).told
+
+    def _take_model(
+        self, instruction: Instruction, parameters: list[np.ndarray], model: FlatModel
+    ) -> None:
+        """Put the server's model into this one; what stays with clients is as it was at first."""
+        with_buffers = instruction.buffers == "average"
+        expected = expected_arrays(("model",), model, with_buffers=with_buffers)
+        received = decode(parameters, instruction.arrays, expected, "server")
+        model.vector.copy_(received.pop("model"))
+        model.reset_local()
+        # those that stay local are of no client here: a single example is normalised by them
+        buffers = received or (model.initial_buffers if model.has_buffers else {})
+        if buffers:
+            model.write_buffers({name: array.to(model.device) for name, array in buffers.items()})
+
+    def _diagnose(
+        self, instruction: Instruction, parameters: list[np.ndarray], model: FlatModel
+    ) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
+        """Measure f_i and ∇f_i at the server's model, on the data that this client trains on, and
+        tell the norm of its c_i if the rule has one; neither the state nor its versions change."""
+        self._take_model(instruction, parameters, model)
+        local = instruction.buffers == "local" and model.has_buffers
+        seed = derive(instruction.seed, "diagnosis", self.client_id, instruction.round)
+        with kept(model.device, seed) if self._models.is_one else nullcontext():
+            loss, gradient = diagnose(
+                model,
+                self.data,
+                self._models.loss,
+                use_batch_statistics=local,
+                micro_batch_size=instruction.micro_batch_size,
+            )
+        told = {**_NO_WORK, "loss": loss}
+        rule = rule_of(instruction)
+        if rule.client_means:
+            with suppress(MessageError):  # a state that is lost is the next round's failure
+                state = self._state(rule, model, instruction)
+                told[CONTROL_NORM] = norm(state[next(iter(rule.client_means.values()))])
+        return {"gradient": gradient}, told
 
     def _take_own_parts(self, instruction: Instruction, model: FlatModel) -> None:
         """Put what stays with this client into the model, as of the version that counts."""
@@ -187,7 +192,7 @@ class FederatedClient(NumPyClient):
 
     def _train(
         self, instruction: Instruction, parameters: list[np.ndarray], model: FlatModel
-    ) -> tuple[dict[str, Tensor], float, int]:
+    ) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
         rule = rule_of(instruction)
         names = rule.broadcast_names if instruction.phase == "train" else ("model",)
         with_buffers = instruction.buffers == "average"
@@ -209,7 +214,7 @@ class FederatedClient(NumPyClient):
         seeded = kept(model.device, seed) if self._models.is_one else nullcontext()
         with torch.enable_grad(), seeded:
             if instruction.phase == "gradient":
-                return {"gradient": objective.full_gradient(received["model"])}, 0.0, 0
+                return {"gradient": objective.full_gradient(received["model"])}, {**_NO_WORK}
             half = rule.client_start if instruction.phase == "start" else rule.client_update
             upload, next_state = half(received, state, objective)
         if model.has_buffers and instruction.phase == "train":
@@ -222,7 +227,7 @@ class FederatedClient(NumPyClient):
             next_state = {**next_state, LOCAL_PARAMETERS: model.local_vector.clone()}
         if next_state:
             self._save(instruction, next_state)
-        return upload, objective.mean_loss, objective.num_steps
+        return upload, {"loss": objective.mean_loss, "num_steps": objective.num_steps}
 
     def _state(self, rule: Algorithm, model: FlatModel, instruction: Instruction) -> ClientState:
         state = rule.init_client(model.size)

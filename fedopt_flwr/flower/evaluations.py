@@ -51,6 +51,11 @@ class HeldOut(BaseModel):
             examples=examples, values=_values(found), own_values={} if own is None else _values(own)
         )
 
+    @property
+    def told(self) -> dict[str, Scalar]:
+        """What a client's report says of it."""
+        return {"evaluation": self.model_dump_json()}
+
 
 def _values(found: Evaluation) -> dict[str, float]:
     every = {"loss": found.loss, **found.known}

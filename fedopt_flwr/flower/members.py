@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from flwr.common import Code, GetPropertiesIns
+from flwr.common import Code, FitIns, FitRes, GetPropertiesIns
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 
@@ -213,6 +213,16 @@ class Members:
         """Whether a client is connected and not at work for a round that closed without it."""
         proxy = self._proxies.get(client_id)
         return proxy is not None and not getattr(proxy, "is_busy", False)
+
+    def ask(
+        self, instructions: Sequence[tuple[ClientProxy, FitIns]]
+    ) -> dict[ClientId, FitRes | Exception]:
+        """Ask clients outside of Flower's loop, all at once, and return what each answered."""
+        timeout = self._federation.timeout_seconds
+        questions = {
+            self.id_of(proxy): partial(proxy.fit, ins, timeout, 0) for proxy, ins in instructions
+        }
+        return ask_all(questions, self.max_workers)
 
     def connected(self, client_id: ClientId) -> ClientProxy | None:
         """Return the connection of a client, or None while it is away."""

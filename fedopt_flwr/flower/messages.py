@@ -20,7 +20,7 @@ from ..rounds.record import NOT_FINITE
 from ..training.flat_model import FlatModel, Layout
 
 Scalar = bool | bytes | float | int | str
-Phase = Literal["start", "train", "gradient", "evaluate"]
+Phase = Literal["start", "train", "gradient", "evaluate", "diagnose"]
 
 # two keys of an instruction that engines look at
 PHASE = "fedopt.phase"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flwr.common import Code, FitRes
+from flwr.server.client_proxy import ClientProxy
 
 from ..algorithm import ClientId
 from ..errors import FedoptError, MessageError
@@ -16,7 +17,23 @@ from ..training.flat_model import Layout, is_buffer_name
 from .instruction import Report
 from .messages import decode, encoded_bytes, require_answers, require_few, to_arrays
 
+Fit = tuple[ClientProxy, FitRes]
 _FEW = 8  # more arrays than expected, that a reply may hold to be told which are wrong
+
+
+def by_client(
+    asked: Sequence[ClientId],
+    results: Sequence[Fit],
+    failures: Sequence[Fit | BaseException],
+    id_of: Callable[[ClientProxy], ClientId],
+    missing: str,
+) -> dict[ClientId, FitRes | str]:
+    """Key the answers of Flower's loop by client id; who has none has the text `missing`. Flower's
+    exceptions carry no id, so all share their texts."""
+    unnamed = "; ".join(sorted({str(f) for f in failures if isinstance(f, BaseException)}))
+    answers: dict[ClientId, FitRes | str] = dict.fromkeys(asked, unnamed or missing)
+    named = [*results, *(f for f in failures if not isinstance(f, BaseException))]
+    return answers | {id_of(proxy): result for proxy, result in named}
 
 
 def accept(

@@ -6,7 +6,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters, ndarrays_to_parameters
 from flwr.server.client_manager import ClientManager
@@ -18,16 +17,24 @@ from ..algorithm import Algorithm, ClientId, Plan, Reply, ServerState
 from ..config.run_config import RunConfig
 from ..errors import RunError
 from ..rounds.participation import Participation, make_plan, warn_of_one_weight
-from ..rounds.record import NOT_COUNTED, NOT_FINITE, TOO_LATE, RoundRecord, Snapshot, Upload
+from ..rounds.record import (
+    AFTERWARDS,
+    NOT_COUNTED,
+    NOT_FINITE,
+    TOO_LATE,
+    RoundRecord,
+    Snapshot,
+    Upload,
+)
 from ..rounds.sampling import sorted_ids
 from ..rounds.schedules import changed_numbers, scheduled, warn_of_idle_schedule
 from ..rounds.soundness import Before, refuse_above, refuse_spoilt, spoilt, take_back
-from ..training.diagnostics import Diagnosis
 from ..training.evaluation import Evaluation
 from ..training.flat_model import FlatModel, average_buffers, is_buffer_name
+from .diagnostics import Diagnostics
 from .evaluations import record_evaluations
 from .instruction import Instruction
-from .members import Members, ask_all
+from .members import Members
 from .messages import (
     NEVER,
     ArraysInMemory,
@@ -39,22 +46,20 @@ from .messages import (
     to_arrays,
 )
 from .open_federation import Ledger, OpenFederation, warn_of_theory
-from .replies import accept
+from .replies import Fit, accept, by_client
 from .wrappers import refuse_privacy_wrappers
-
-Fit = tuple[ClientProxy, FitRes]
 
 
 class FederatedStrategy(Strategy):
     """Runs any rule in Flower's server loop.
 
     `model` gives the layout and the initial point, and is what `evaluate` is called with, holding
-    the server's vector and buffers, and so is `diagnose`, with the plan. `template` is the part of
-    an instruction that stays the same in every round. `on_start` hears the resolved rule and the
-    plan, `on_round` every finished record; `while_waiting` is called while clients are missing and
-    may raise to give up. With `in_memory` arrays go to clients of this process as they are. `known`
-    are the run's clients and their numbers of examples, where it is resumed and they may come one
-    by one. With a `ledger` clients of an open federation may come and leave.
+    the server's vector and buffers. `template` is the part of an instruction that stays the same in
+    every round. `on_start` hears the resolved rule and the plan, `on_round` every finished record;
+    `while_waiting` is called while clients are missing and may raise to give up. With `in_memory`
+    arrays go to clients of this process as they are. `known` are the run's clients and their
+    numbers of examples, where it is resumed and they may come one by one. With a `ledger` clients
+    of an open federation may come and leave.
     """
 
     def __init__(
@@ -65,7 +70,6 @@ class FederatedStrategy(Strategy):
         *,
         template: Instruction,
         evaluate: Callable[[FlatModel], Evaluation] | None = None,
-        diagnose: Callable[[FlatModel, Plan], Diagnosis] | None = None,
         on_start: Callable[[Algorithm, Plan], None] = lambda rule, plan: None,
         on_round: Callable[[RoundRecord], None] = lambda record: None,
         while_waiting: Callable[[], None] = lambda: None,
@@ -80,7 +84,6 @@ class FederatedStrategy(Strategy):
         self._config = config
         self._template = template.model_copy(update={"run": resume.run}) if resume else template
         self._evaluate = evaluate
-        self._diagnose = diagnose
         self._on_start = on_start
         self._on_round = on_round
         self._in_memory = in_memory
@@ -103,6 +106,10 @@ class FederatedStrategy(Strategy):
         self._started = 0.0
         self.last_loss: float | None = None  # of the last evaluation on the test data
         self._before: Before | None = None  # the current round, until its evaluation is over
+        self._diagnostics: Diagnostics | None = None
+        if config.output.diagnostics:
+            kept = resume.diagnosed if resume else {}
+            self._diagnostics = Diagnostics(config.training.weight_decay, kept)
         self.state: ServerState
         self._participation: Participation
 
@@ -152,6 +159,7 @@ class FederatedStrategy(Strategy):
             earlier=list(self._kept_versions),
             seen=self._open.seen if self._open else {},
             first=self._first if self._open else {},
+            diagnosed=self._diagnostics.kept if self._diagnostics else {},
         )
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
@@ -255,7 +263,7 @@ class FederatedStrategy(Strategy):
         round is the current one unless another is given."""
         self.asked = list(ids)
         vectors = {"model": self.state["model"]}
-        answers = self._ask(self._instruct(phase, ids, vectors, number))
+        answers = self.members.ask(self._instruct(phase, ids, vectors, number))
         return self._usable(answers, dict.fromkeys(ids, names), self.record, phase, number)
 
     def _usable(
@@ -279,16 +287,6 @@ class FederatedStrategy(Strategy):
         asked_for = self._asked_for(phase, number)
         uploads = accept(list(wanted), answers, expected, record, asked_for, steps)
         return refuse_above(self._config.federation.max_reply_norm, uploads, record, phase)
-
-    def _ask(
-        self, instructions: Sequence[tuple[ClientProxy, FitIns]]
-    ) -> dict[ClientId, FitRes | Exception]:
-        timeout = self._config.federation.timeout_seconds
-        questions = {
-            self.members.id_of(proxy): partial(proxy.fit, ins, timeout, 0)
-            for proxy, ins in instructions
-        }
-        return ask_all(questions, self.members.max_workers)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -331,13 +329,13 @@ class FederatedStrategy(Strategy):
         }
         if phase == "start" and self.rule.start_batches is not None:
             changes |= {"local_steps": self.rule.start_batches, "local_epochs": 0}
-        beside = {} if phase == "evaluate" else self.extra_config(self.record.round)
+        beside = {} if phase in AFTERWARDS else self.extra_config(self.record.round)
         instructions = []
         for client_id in ids:
             version = self.versions.get(client_id, NEVER)
             kept = self._kept(client_id)
-            # who evaluates may have no place in the round
-            rule = self._rule_of_round if phase == "evaluate" else self._rule_of(client_id)
+            # who is asked afterwards may have no place in the round
+            rule = self._rule_of_round if phase in AFTERWARDS else self._rule_of(client_id)
             own = changes | {
                 "hyperparameters": rule.model_dump_json(),
                 "state_version": version,
@@ -357,7 +355,9 @@ class FederatedStrategy(Strategy):
         self, server_round: int, results: list[Fit], failures: list[Fit | BaseException]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         wanted = {i: self._rule_of(i).upload_names for i in self.asked}
-        uploads = self._usable(self._answers(results, failures), wanted, self.record, "train")
+        missing = "no answer" if self.quota is None else TOO_LATE
+        answers = by_client(self.asked, results, failures, self.members.id_of, missing)
+        uploads = self._usable(answers, wanted, self.record, "train")
         for i in self._participation.surplus(uploads):
             del uploads[i]
             self.record.errors.append({"client": i, "phase": "train", "error": TOO_LATE})
@@ -412,16 +412,6 @@ class FederatedStrategy(Strategy):
     def _rule_of(self, client_id: ClientId) -> Algorithm:
         return self._rule_of_round.for_client(self._participation.rank(client_id))
 
-    def _answers(
-        self, results: Sequence[Fit], failures: Sequence[Fit | BaseException]
-    ) -> dict[ClientId, FitRes | str]:
-        """Key answers by client id. Flower's exceptions carry no id, so all share their texts."""
-        unnamed = "; ".join(sorted({str(f) for f in failures if isinstance(f, BaseException)}))
-        missing = "no answer" if self.quota is None else TOO_LATE
-        answers: dict[ClientId, FitRes | str] = dict.fromkeys(self.asked, unnamed or missing)
-        named = [*results, *(f for f in failures if not isinstance(f, BaseException))]
-        return answers | {self.members.id_of(proxy): result for proxy, result in named}
-
     def _begin_round(self, number: int) -> None:
         if self._open is not None:
             self._open.hear(self.record)
@@ -429,16 +419,9 @@ class FederatedStrategy(Strategy):
         self._started = time.perf_counter()
 
     def _finish_round(self, counted: Mapping[ClientId, Upload]) -> None:
-        record = self.record
-        record.clients = [i for i in self.asked if i in counted]
-        record.failures = len(self.asked) - len(counted)
-        if counted:
-            self.versions = self.versions | dict.fromkeys(counted, record.round)
-            num_examples = self.state.plan.num_examples
-            total = sum(num_examples[i] for i in counted)
-            record.train_loss = sum(u.loss * num_examples[i] for i, u in counted.items()) / total
-            record.client_seconds = sum(u.seconds for u in counted.values()) / len(counted)
-        record.seconds = time.perf_counter() - self._started
+        self.versions = self.versions | dict.fromkeys(counted, self.record.round)
+        self.record.count(self.asked, counted, self.state.plan.num_examples)
+        self.record.seconds = time.perf_counter() - self._started
 
     def write_to_model(self) -> None:
         """Put the server's vector and buffers into `model`, which clients may have trained on."""
@@ -475,21 +458,16 @@ class FederatedStrategy(Strategy):
         self._before = None
         if is_round:
             self._evaluate_on_clients()
+            self._diagnose(before)
             self._on_round(record)
         return None if record.test_loss is None else (record.test_loss, metrics)
 
     def _measure(self) -> dict[str, Scalar]:
         """Note test loss and metrics of the round if they are due; return the metrics by name."""
         record = self.record
-        is_last = record.round == self._config.federation.num_rounds
-        is_due = is_last or record.round % self._config.output.evaluate_every == 0
-        if not is_due or record.taken_back:
+        if not self._is_due(self._config.output.evaluate_every):
             return {}
         self.write_to_model()
-        if self._diagnose is not None:
-            found = self._diagnose(self.model, self.state.plan)
-            record.global_train_loss = found.global_train_loss
-            record.gradient_norm = found.gradient_norm
         if self._evaluate is None:
             return {}
         evaluation = self._evaluate(self.model)
@@ -499,19 +477,45 @@ class FederatedStrategy(Strategy):
         record.test_metrics = evaluation.known
         return dict(evaluation.known)
 
+    def _is_due(self, every: int) -> bool:
+        """Whether what is measured every so many rounds, and in the last one, is measured now."""
+        record = self.record
+        is_last = record.round == self._config.federation.num_rounds
+        return (is_last or record.round % every == 0) and not record.taken_back
+
     def _evaluate_on_clients(self) -> None:
         """Have clients evaluate the model on what they held out, where that is due."""
         section, record = self._config.evaluation, self.record
         every = section.every or self._config.output.evaluate_every
-        is_last = record.round == self._config.federation.num_rounds
-        if not section.on_clients or record.taken_back or (record.round % every and not is_last):
+        if not (section.on_clients and self._is_due(every)):
             return
         count = None if section.clients == "all" else section.clients
         ids = self._participation.evaluators(record.round, count, self.members.is_free)
         instructions = self._instruct("evaluate", ids, {"model": self.state["model"]})
-        answers = self._ask(instructions)
+        answers = self.members.ask(instructions)
         most = self._config.limits.examples
         record_evaluations(ids, answers, self._asked_for("evaluate"), record, most)
+
+    def _diagnose(self, before: Before | None) -> None:
+        """Note what the round did, if anything, and what the server's state is now; where that is
+        due ask all clients for their parts of f and ∇f."""
+        diagnostics, record = self._diagnostics, self.record
+        if diagnostics is None:
+            return
+        diagnostics.note_state(record, self.rule, self.state, self.versions)
+        if before is not None and record.clients:
+            replies = self._participation.weigh(before.uploads)
+            diagnostics.note_movement(record, before.state, self.state, replies)
+        if self._is_due(self._config.output.evaluate_every):
+            diagnostics.measure(
+                record,
+                self.state,
+                self.members.is_free,
+                lambda ids: self.members.ask(
+                    self._instruct("diagnose", ids, {"model": self.state["model"]})
+                ),
+                self._asked_for("diagnose"),
+            )
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager

@@ -27,6 +27,8 @@ class Snapshot:
     seen: Mapping[ClientId, int] = field(default_factory=dict)
     # its clients at the start and their examples, from which the rule's step sizes were derived
     first: Mapping[ClientId, int] = field(default_factory=dict)
+    # what output.diagnostics takes over from round to round
+    diagnosed: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,17 @@ class Upload:
     seconds: float
 
 
-MEASURES = ("train_loss", "test_loss", "test_accuracy", "global_train_loss", "gradient_norm")
+# with output.diagnostics
+DIAGNOSTICS = ("global_train_loss", "gradient_norm", "drift", "control_norm", "gradient_cosine")
+# with evaluation.on_clients: the metric, and what of its spread over the clients
+SPREADS = {
+    "worst_test_accuracy": ("accuracy", "worst"),
+    "worst_test_loss": ("loss", "worst"),
+    "client_accuracy_std": ("accuracy", "deviation"),
+    "client_loss_std": ("loss", "deviation"),
+}
+MEASURES = ("train_loss", "test_loss", "test_accuracy", *DIAGNOSTICS, *SPREADS)
+AFTERWARDS = ("evaluate", "diagnose")  # phases of errors that take no reply from a round
 NOT_COUNTED = "not counted: "  # begins the error of a reply that is no failure of its client
 # as this one does, where more clients are asked than count
 TOO_LATE = f"{NOT_COUNTED}others replied before it (federation.over_sample)"
@@ -58,8 +70,13 @@ class RoundRecord:
     test_metric: float | None = None  # what model.metric measures
     test_accuracy: float | None = None  # the metric "accuracy", where it is measured
     test_metrics: dict[str, float] = field(default_factory=dict)  # all that have a value, by name
-    global_train_loss: float | None = None  # Σ p_i f_i(x), with output.diagnostics
-    gradient_norm: float | None = None  # ‖∇f(x)‖, with output.diagnostics
+    # these five, and `each_client`, with output.diagnostics; docs/diagnostics.md has the formulas
+    global_train_loss: float | None = None  # Σ p_i f_i(x)
+    gradient_norm: float | None = None  # ‖∇f(x)‖
+    drift: float | None = None  # mean ‖Δ_i − Δ̄‖ over the clients that counted
+    control_norm: float | None = None  # ‖c‖, of rules whose clients keep a c_i
+    gradient_cosine: float | None = None  # cos(x⁻ − x, ∇f(x⁻)), x⁻ the model before the round
+    each_client: dict[str, dict[str, float]] | None = None  # by id: norms, losses, rounds away
     on_clients: dict[str, Any] | None = None  # what clients found on their held-out examples
     uplink_bytes: int = 0  # of encoded arrays, over all clients asked
     downlink_bytes: int = 0
@@ -76,11 +93,31 @@ class RoundRecord:
         # not `asdict`, which leaves a tuple of all fields in CPython's list of 2,000 free ones
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
+    def count(
+        self,
+        asked: Sequence[ClientId],
+        counted: Mapping[ClientId, Upload],
+        num_examples: Mapping[ClientId, int],
+    ) -> None:
+        """Note who of those asked counted, their mean loss and their mean work."""
+        self.clients = [i for i in asked if i in counted]
+        self.failures = len(asked) - len(counted)
+        if counted:
+            total = sum(num_examples[i] for i in counted)
+            self.train_loss = sum(u.loss * num_examples[i] for i, u in counted.items()) / total
+            self.client_seconds = sum(u.seconds for u in counted.values()) / len(counted)
+
     def measured(self, name: str) -> float | None:
         """Return one of `MEASURES`, or the metric of that name; None where it has no value."""
-        if name not in MEASURES:
-            return self.test_metrics.get(name)
-        value: float | None = getattr(self, name)
+        value: float | None
+        if name in SPREADS:
+            metric, key = SPREADS[name]
+            found = self.on_clients or {"spread": {}, "own_spread": {}}
+            value = (found["own_spread"] or found["spread"]).get(metric, {}).get(key)
+        elif name in MEASURES:
+            value = getattr(self, name)
+        else:
+            value = self.test_metrics.get(name)
         return value
 
     @property

@@ -75,6 +75,7 @@ def write_checkpoint(run: Path, checkpoint: Checkpoint, keep: int) -> None:
     """Write checkpoint-ROUND.safetensors into a run's folder, then remove all but the last few."""
     arrays = {f"vectors/{n}": array for n, array in checkpoint.server.vectors.items()}
     arrays |= {f"buffers/{n}": array for n, array in checkpoint.server.buffers.items()}
+    arrays |= {f"diagnosed/{n}": array for n, array in checkpoint.server.diagnosed.items()}
     arrays |= {f"best/{n}": array for n, array in checkpoint.best.items()}
     for client_id, state in checkpoint.client_states.items():
         arrays |= {f"clients/{json.dumps([client_id, n])}": array for n, array in state.items()}
@@ -196,7 +197,8 @@ def _text_of(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _checkpoint(text: _Text, arrays: Mapping[str, Tensor]) -> Checkpoint:
-    groups: dict[str, dict[str, Tensor]] = {"vectors": {}, "buffers": {}, "clients": {}, "best": {}}
+    names = ("vectors", "buffers", "diagnosed", "clients", "best")
+    groups: dict[str, dict[str, Tensor]] = {name: {} for name in names}
     for key, array in arrays.items():
         group, _, name = key.partition("/")
         groups[group][name] = array
@@ -215,6 +217,7 @@ def _checkpoint(text: _Text, arrays: Mapping[str, Tensor]) -> Checkpoint:
             earlier=[dict(pairs) for pairs in text.earlier],
             seen=dict(text.seen),
             first=dict(text.first),
+            diagnosed=groups["diagnosed"],
         ),
         client_states=states,
         clients_keep_state=text.clients_keep_state,

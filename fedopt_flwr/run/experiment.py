@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .. import randomness
-from ..algorithm import ClientId, Plan
+from ..algorithm import ClientId
 from ..config.run_config import RunConfig
 from ..data import ClientData, FederatedData, fingerprint, load_federated_data, require_examples
 from ..errors import ConfigError, FedoptError, FedoptWarning, RunError
@@ -23,7 +23,6 @@ from ..problems import about, collected, raise_together
 from ..randomness import derive
 from ..training.calling import Loss
 from ..training.devices import pick_device
-from ..training.diagnostics import Diagnosis, diagnose
 from ..training.dry_run import try_evaluation, try_training
 from ..training.evaluation import Evaluation, evaluate, named_loss, named_metric, usable_metrics
 from ..training.flat_model import FlatModel
@@ -225,20 +224,6 @@ class Experiment:
                 )
         except (Exception, SystemExit) as error:  # of the user's module, loss, metric or data
             raise RunError(f"evaluation on the test data failed: {described(error)}") from error
-
-    def diagnose(self, model: FlatModel, plan: Plan) -> Diagnosis:
-        """Measure f and ∇f over the training data of all clients, which must be here."""
-        parts = [(plan.importance[i], data) for i, data in enumerate(self.data.clients)]
-        training = self.config.training
-        with randomness.kept(self.device, derive(self.config.federation.seed, "diagnostics")):
-            return diagnose(
-                model,
-                parts,
-                self.loss,
-                weight_decay=training.weight_decay,
-                use_batch_statistics=self.has_local_buffers,
-                micro_batch_size=training.micro_batch_size,
-            )
 
     def template(self) -> Instruction:
         """Return what stays the same in all instructions, under the name of a new run."""

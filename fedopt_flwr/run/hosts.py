@@ -242,9 +242,9 @@ def serve_clients(
 ) -> list[FedoptError]:
     """Run one stream for each client until the server sends all home; return what ended others.
 
-    With `evaluate` false they evaluate nothing for the server, and say so when they are asked. With
-    `restart` those that have lost their state begin anew, where the federation is open.
-    SIGTERM and Ctrl-C leave at once: what is being trained is not waited for.
+    With `evaluate` false they neither evaluate nor diagnose for the server, and say so when they
+    are asked. With `restart` those that have lost their state begin anew, where the federation is
+    open. SIGTERM and Ctrl-C leave at once: what is being trained is not waited for.
     """
     keep_freed_memory()
     host = ClientHost(config, client_ids)

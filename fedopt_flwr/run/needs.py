@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ..config.run_config import RunConfig
 from ..errors import ConfigError, RunError
 from ..flower import BEGINS_ANEW, STATE_LOST
 from ..problems import unknown_name
-from ..rounds.record import RoundRecord
+from ..rounds.record import AFTERWARDS, DIAGNOSTICS, SPREADS, RoundRecord
 from ..training.metrics import METRICS
 from .experiment import Experiment
 from .trackers import require_trackers
@@ -13,7 +14,7 @@ from .trackers import require_trackers
 
 def require_what_is_asked(experiment: Experiment) -> None:
     """Raise ConfigError for what a run is to measure and cannot."""
-    _require_data_to_diagnose(experiment)
+    _require_one_model(experiment)
     _require_what_stops(experiment)
     _require_evaluators(experiment)
     _require_enough_to_start(experiment)
@@ -21,12 +22,7 @@ def require_what_is_asked(experiment: Experiment) -> None:
     require_trackers(output.trackers, output.directory)
 
 
-def _require_data_to_diagnose(experiment: Experiment) -> None:
-    if experiment.config.output.diagnostics and not experiment.data.clients:
-        raise ConfigError(
-            "output.diagnostics: got true; the data of all clients must be in this process, which "
-            "it is in `fedopt simulate` and `fedopt compare` alone; set it to false"
-        )
+def _require_one_model(experiment: Experiment) -> None:
     if experiment.config.output.diagnostics and experiment.model.local:
         raise ConfigError(
             "output.diagnostics: got true beside federation.local_parameters; f and its gradient "
@@ -40,10 +36,12 @@ def _require_what_stops(experiment: Experiment) -> None:
     name = config.stop.metric
     if name is None or name == "train_loss":
         return
-    if name in ("global_train_loss", "gradient_norm"):
-        if not config.output.diagnostics:
+    if name in (*DIAGNOSTICS, *SPREADS):
+        require_measured(config, "stop.metric", name)
+        if name == "control_norm" and not experiment.rule.client_means:
             raise ConfigError(
-                f"stop.metric: got {name!r}, which is measured only with output.diagnostics = true"
+                f"stop.metric: got 'control_norm'; {config.algorithm.name!r} has no control "
+                "variates; name another"
             )
         return
     if experiment.data.test is None:
@@ -56,6 +54,25 @@ def _require_what_stops(experiment: Experiment) -> None:
     has_own = not experiment.metrics.keys() <= METRICS.keys()
     if name not in known and not has_own:
         raise ConfigError(unknown_name("stop.metric", name, known))
+
+
+def require_measured(config: RunConfig, source: str, name: str) -> None:
+    """Raise ConfigError, beginning with the `source` of the name, for one of `DIAGNOSTICS` or
+    `SPREADS` that runs of this configuration do not measure."""
+    section, key = (
+        ("output", "diagnostics") if name in DIAGNOSTICS else ("evaluation", "on_clients")
+    )
+    if not getattr(getattr(config, section), key):
+        raise ConfigError(
+            f"{source}: got {name!r}, which is measured only with {section}.{key} = true; add "
+            f"`--set {section}.{key}=true`, or name another"
+        )
+    metrics = (config.model.metric, *config.evaluation.metrics)
+    if name in SPREADS and SPREADS[name][0] not in ("loss", *metrics):
+        raise ConfigError(
+            f"{source}: got {name!r}; clients do not measure {SPREADS[name][0]!r}; add it to "
+            "evaluation.metrics, or name another"
+        )
 
 
 def _require_evaluators(experiment: Experiment) -> None:
@@ -87,7 +104,7 @@ def _require_enough_to_start(experiment: Experiment) -> None:
 
 def require_states(record: RoundRecord, *, is_open: bool) -> None:
     """End a run that nobody can continue, before a checkpoint takes the good one's place."""
-    errors = [error for error in record.errors if error["phase"] != "evaluate"]
+    errors = [error for error in record.errors if error["phase"] not in AFTERWARDS]
     lost = [error for error in errors if STATE_LOST in str(error["error"])]
     if is_open:
         lost = [error for error in lost if BEGINS_ANEW not in str(error["error"])]

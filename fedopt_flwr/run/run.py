@@ -114,7 +114,6 @@ class Run:
             config,
             template=experiment.template(),
             evaluate=experiment.evaluate if experiment.data.test is not None else None,
-            diagnose=experiment.diagnose if config.output.diagnostics else None,
             on_start=self._start,
             on_round=self._take,
             while_waiting=while_waiting,

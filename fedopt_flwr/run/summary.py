@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..config.sections import KNOWN_BETTER
-from ..rounds.record import NOT_FINITE, RoundRecord
+from ..rounds.record import AFTERWARDS, NOT_FINITE, RoundRecord
 
 _TOTALS = ("failures", "uplink_bytes", "downlink_bytes", "uplink_vectors", "downlink_vectors")
 _DIVERGED = 20.0  # times the first loss
@@ -99,7 +99,7 @@ def diverged_at(records: Sequence[RoundRecord], initial_loss: float | None = Non
 
 def _is_lost(record: RoundRecord) -> bool:
     """Whether numbers that are not finite are why a round moved nothing."""
-    texts = [str(error["error"]) for error in record.errors]
+    texts = [str(e["error"]) for e in record.errors if e.get("phase") not in AFTERWARDS]
     is_theirs = bool(texts) and all(NOT_FINITE in text for text in texts)
     return not record.clients and (record.taken_back or is_theirs)
 

@@ -102,9 +102,11 @@ def _is_installed(name: str) -> bool:
 
 def numbers_of(record: RoundRecord) -> dict[str, float]:
     """Return the numbers of a line of rounds.jsonl; those of its tables as table/name, and how many
-    clients there are in its lists."""
+    clients there are in its lists. `each_client` is left out: nobody looks at a curve a client."""
     found: dict[str, float] = {}
-    _collect(found, "", as_json(record.to_dict()))
+    values = record.to_dict()
+    del values["each_client"]
+    _collect(found, "", as_json(values))
     del found["round"]
     return found
 

@@ -156,6 +156,33 @@ def test_metrics_clients_and_stops_are_in_the_table(tmp_path: Path, in_process: 
     assert (tmp_path / "out" / "fedavg" / "model_best.safetensors").exists()
 
 
+def test_targets_may_be_of_drift_and_of_the_worst_clients(
+    tmp_path: Path, in_process: InProcess
+) -> None:
+    settings = ["data.holdout=0.3", "evaluation.on_clients=true", "output.diagnostics=true"]
+    settings += ["federation.num_rounds=12", "output.directory=out"]
+    options = [part for setting in settings for part in ("--set", setting)]
+    goals = ["--targets", "drift=0.5,worst_test_accuracy=0.3,client_accuracy_std=0.2"]
+    result = in_process("compare", "--algorithms", "fedavg,scaffold", *goals, *options)
+    assert result.returncode == 0, result.stderr
+    shown = " ".join(result.stdout.split())
+    for word in ("drift", "worst_test", "client_acc"):
+        assert word in shown
+    reached = set()
+    for row in json.loads((tmp_path / "out" / "comparison.json").read_text()):
+        lines = (tmp_path / "out" / row["algorithm"] / "rounds.jsonl").read_text().splitlines()
+        records = [r for r in map(json.loads, lines) if r["on_clients"]]
+        spreads = {r["round"]: r["on_clients"]["spread"]["accuracy"] for r in records}
+        first = {
+            "drift 0.5": [r["round"] for r in records if (r["drift"] or 9) <= 0.5],
+            "worst_test_accuracy 0.3": [n for n, s in spreads.items() if s["worst"] >= 0.3],
+            "client_accuracy_std 0.2": [n for n, s in spreads.items() if s["deviation"] <= 0.2],
+        }
+        assert row["rounds_to"] == {key: min(found, default=None) for key, found in first.items()}
+        reached |= {key for key, found in first.items() if found}
+    assert reached == set(first)  # else this would test nothing
+
+
 def test_targets_that_nobody_measures_are_refused(in_process: InProcess) -> None:
     result = in_process("compare", "--algorithms", "fedavg", "--targets", "f1=0.9")
     refused(result, "--targets: got f1, which is not measured; add it to evaluation.metrics")

@@ -31,7 +31,7 @@ def config_of(folder: Path | None = None, rule: str = "fedavg", **sections: Any)
     return RunConfig(
         **{
             "algorithm": {"name": rule},
-            "training": {"local_steps": 3, "device": "cpu"},
+            "training": {"local_steps": 3, "device": "cpu", **sections.pop("training", {})},
             "output": {"directory": folder, **sections.pop("output", {})},
             "federation": {**SIZES, **sections.pop("federation", {})},
             **sections,
@@ -84,6 +84,18 @@ def test_clients_evaluate_as_the_configuration_says() -> None:
     assert [n for n, told in found.items() if told] == [0, 2, 3]
     assert found[2]["asked"] == len(found[2]["clients"]) == 2
     assert found[2]["spread"]["accuracy"]["mean"] > 0
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "scaffold"])
+def test_diagnostics_are_those_of_one_process(rule: str) -> None:
+    records = require_the_same(
+        rule, output={"diagnostics": True}, training={"local_steps": 2, "weight_decay": 0.1}
+    )
+    assert all(r["gradient_norm"] > 0 and r["global_train_loss"] > 0 for r in records)
+    last = records[-1]
+    assert last["drift"] > 0
+    assert -1 < last["gradient_cosine"] < 1
+    assert ("control_norm" in last["each_client"]["0"]) == (rule == "scaffold")
 
 
 def test_evaluations_travel_as_messages_to_evaluate() -> None:

@@ -17,6 +17,7 @@ from streams import ClientThread, ServerThread
 
 from fedopt_flwr import FedoptError, simulate
 from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.rounds.record import DIAGNOSTICS
 from fedopt_flwr.run.result import Result
 
 pytestmark = pytest.mark.filterwarnings(
@@ -157,17 +158,20 @@ def draw(number: int) -> dict[str, Any]:
     if often(0.3) and model["name"] != "mlp":
         config["federation"]["local_parameters"] = ["layers.0.*"]
         training["local_learning_rate"] = 0.1
+    elif often(0.5):
+        config["output"] = {"diagnostics": True}
     return config
 
 
 def facts(result: Result) -> list[Any]:
-    """All that must be the same: vector, buffers and what the records say of clients and losses."""
+    """All that must be the same: vector, buffers, what records say of clients, losses, norms."""
     records = [
         (r.round, r.clients, r.failures, r.train_loss, r.test_loss, r.test_metrics, r.on_clients)
         for r in result.rounds
     ]
+    found = [[getattr(r, n) for n in DIAGNOSTICS] + [r.each_client] for r in result.rounds]
     state = {name: value.numpy().tobytes() for name, value in result.model.state_dict().items()}
-    return [result.parameters.tobytes(), state, records]
+    return [result.parameters.tobytes(), state, records, found]
 
 
 def in_process(config: dict[str, Any]) -> list[Any]:
@@ -302,6 +306,7 @@ def test_draws_are_of_many_kinds() -> None:
     assert sum("broken" in o for o in options) > 20
     assert sum("holdout" in d["data"] for d in draws) > 20
     assert sum("stop" in d for d in draws) > 20
+    assert sum("output" in d for d in draws) > 20
     assert sum("noisy" in o for o in options) > 20
     assert (
         sum(

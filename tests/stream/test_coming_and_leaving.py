@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from processes import (
     Process,
     Processes,
@@ -20,9 +21,11 @@ from processes import (
     write_config,
 )
 from streams import ClientThread, ServerThread, make_config
+from torch.nn import functional
 
 from fedopt_flwr import RunConfig
 from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.data import load_federated_data
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.flower import DiskStates
 from fedopt_flwr.rounds.participation import make_plan
@@ -108,6 +111,43 @@ def test_a_client_that_joins_over_grpc_has_its_part_from_then_on(tmp_path: Path,
     kind = ALGORITHMS[rule]
     if "control_variate" in kind.client_state:  # none is known before round 1 without a start pass
         require_means_throughout(tmp_path, range(0 if kind().start_names else 1, 10))
+
+
+@pytest.mark.filterwarnings("ignore:.*its theory has")
+def test_diagnostics_are_of_those_who_are_members(tmp_path: Path) -> None:
+    own = RunConfig(federation={"num_clients": 5}, model={"name": "logistic"})
+    config = make_config("scaffold_m", **OPEN, min_clients=2, clients_per_round=2, num_rounds=4)
+    config["output"] = {"diagnostics": True}
+    late: list[ClientThread] = []
+
+    def on_round(record: RoundRecord) -> None:
+        if record.round == 2:
+            late.append(client(3))
+            server.said.wait_for("client 3: joined with")
+
+    def client(i: int) -> ClientThread:
+        return ClientThread(server, i, tmp_path / "state", host=ClientHost(own, [i]))
+
+    server = ServerThread(config, on_round=on_round)
+    with server:
+        first = [client(i) for i in range(2)]
+        result = server.result()
+    for thread in [*first, *late]:
+        thread.join()
+    assert [list(r.each_client) for r in result.rounds] == 3 * [["0", "1"]] + 2 * [["0", "1", "3"]]
+    assert all("control_norm" in e for r in result.rounds for e in r.each_client.values())
+    clients = load_federated_data(own).clients
+    losses = []
+    for i in (0, 1, 3):
+        rows = torch.arange(clients[i].num_examples)
+        inputs, labels = next(clients[i].batches([rows], torch.device("cpu")))
+        losses.append(functional.cross_entropy(result.model(inputs), labels))
+    mean = torch.stack(losses).mean()
+    slopes = torch.autograd.grad(mean, list(result.model.parameters()))
+    slope = torch.cat([part.flatten() for part in slopes])
+    last = result.rounds[-1]
+    assert last.global_train_loss == pytest.approx(float(mean.detach()), rel=1e-5)
+    assert last.gradient_norm == pytest.approx(float(slope.norm()), rel=1e-4)
 
 
 def test_a_client_that_divides_data_must_know_into_how_many_parts(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Patience:
     `federation.round_timeout` = "auto" a client is given up, and its stream ended, when it takes 20
     times as long as the slowest reply of the run to an instruction of the same phase, and at least
     600 s. Before there is one, nobody knows what is long, except that no phase is longer than
-    training. Other timeouts are Flower's to keep.
+    training but "diagnose", which is a pass over all data. Other timeouts are Flower's to keep.
     """
 
     def __init__(
@@ -101,7 +101,8 @@ class Patience:
                 self._say(due[0].round, [q.client_id for q in due], seconds)
 
     def _limit(self, phase: str) -> float:
-        known = self._slowest.get(phase, self._slowest.get("train"))
+        other = None if phase == "diagnose" else self._slowest.get("train")
+        known = self._slowest.get(phase, other)
         if not self._is_automatic or known is None:
             return float("inf")
         return max(_FACTOR * known, _LEAST_SECONDS)
