@@ -54,6 +54,21 @@ def replacing(
             _to_disk(os.path.dirname(target) or ".")
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all; what is no file, a pipe or /dev/null, stays what it is.
+
+    OSError if it cannot be written.
+    """
+    if path.is_dir():
+        raise IsADirectoryError("it is a folder; name a file")
+    place = path.resolve()  # a link stays one
+    if place.exists() and not place.is_file():
+        place.write_bytes(data)
+        return
+    with replacing(place) as file:
+        file.write(data)
+
+
 def remove_rests(folder: str | Path) -> None:
     """Remove what `replacing` left in a folder when its process was killed; nobody else may be
     writing there."""

@@ -29,11 +29,13 @@ from .environment import EnvironmentCommand
 from .launch import launch
 from .partition import partition
 from .plot import plot
+from .report import report
 from .reproduce import reproduce
 from .server import server
 from .simulate import simulate
 from .status import status
 from .verify import verify
+from .watch import watch
 
 app = typer.Typer(
     help="Federated optimisation on Flower.",
@@ -49,6 +51,8 @@ for verb in (
     simulate,
     compare,
     plot,
+    report,
+    watch,
     reproduce,
     algorithms,
     verify,

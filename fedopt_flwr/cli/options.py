@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -116,6 +117,24 @@ def require_writable(field: str, folder: Path, remedy: str) -> None:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         what = "is no folder" if not nearest.is_dir() else "cannot be written to"
         raise ConfigError(f"{field}: got {str(folder)!r}; {str(nearest)!r} {what}; {remedy}")
+
+
+def require_place(output: Path, kinds: Sequence[str]) -> None:
+    """Raise ConfigError unless a file whose name ends with one of `kinds` can be written there."""
+    if output.suffix not in kinds:
+        *others, last = kinds
+        allowed = f"{', '.join(others)} or {last}" if others else last
+        raise ConfigError(f"--output: got {str(output)!r}; must end with {allowed}")
+    if not output.parent.is_dir():
+        raise ConfigError(
+            f"--output: got {str(output)!r}; there is no folder {str(output.parent)!r}; make it or "
+            "name another"
+        )
+    if not os.access(output.parent, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"--output: got {str(output)!r}; {str(output.parent)!r} cannot be written to; name "
+            "another folder"
+        )
 
 
 def warn_insecure(consequence: str, *files: Path | None) -> None:

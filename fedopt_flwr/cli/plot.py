@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from ..errors import ConfigError, FedoptWarning
 from .console import Debug
+from .options import require_place
 
 if TYPE_CHECKING:
     from ..run.plots.curves import Curve, Measure
@@ -38,14 +38,14 @@ def plot(
     Runs that differ in their seed alone become one curve with a band; the others are named by what
     differs. A single run is drawn with its losses, who took part, seconds and bytes.
     """
-    _require_place(output)
+    require_place(output, _KINDS)
     from ..run.grouping import curves_of
     from ..run.plots.comparison import draw_comparison
     from ..run.plots.one_run import draw_run
     from ..run.plots.subject import subject_of
-    from ..run.reading import read_so_far
+    from ..run.reading import read_so_far, run_folders
 
-    found = _with_rounds([read_so_far(folder) for folder in _folders(runs)])
+    found = _with_rounds([read_so_far(folder) for folder in run_folders(runs)])
     configs = [run.config for run in found]
     curves = curves_of(found)
     try:
@@ -61,47 +61,6 @@ def plot(
         ) from error
     count = f"{len(found)} runs" if len(found) > 1 else "1 run"
     print(f"{count} drawn in {output}")
-
-
-def _require_place(output: Path) -> None:
-    """Raise ConfigError unless a picture of that name can be written there."""
-    if output.suffix not in _KINDS:
-        raise ConfigError(
-            f"--output: got {str(output)!r}; must end with {', '.join(_KINDS[:-1])} or {_KINDS[-1]}"
-        )
-    if not output.parent.is_dir():
-        raise ConfigError(
-            f"--output: got {str(output)!r}; there is no folder {str(output.parent)!r}; make it or "
-            "name another"
-        )
-    if not os.access(output.parent, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"--output: got {str(output)!r}; {str(output.parent)!r} cannot be written to; name "
-            "another folder"
-        )
-
-
-def _folders(given: Sequence[Path]) -> list[Path]:
-    """Return the folders of runs among these and, for a comparison, in them; each once."""
-    from ..run.reading import ROUNDS
-
-    found: dict[Path, Path] = {}
-    for folder in given:
-        if not folder.is_dir():
-            what = "it is a file" if folder.exists() else "there is no such folder"
-            raise ConfigError(
-                f"RUN: got {str(folder)!r}; {what}; name the folder of a run or of a comparison"
-            )
-        own = [folder] if (folder / ROUNDS).exists() else sorted(folder.iterdir())
-        inside = [path for path in own if (path / ROUNDS).is_file()]
-        if not inside:
-            raise ConfigError(
-                f"RUN: got {str(folder)!r}; neither it nor a folder in it holds a run "
-                f"({ROUNDS}); name the folder of a run or of a comparison"
-            )
-        for path in inside:
-            found.setdefault(path.resolve(), path)
-    return list(found.values())
 
 
 def _with_rounds(runs: Sequence[RecordedRun]) -> list[RecordedRun]:

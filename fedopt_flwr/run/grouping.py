@@ -50,13 +50,14 @@ def _decisive(config: RunConfig) -> dict[str, Any]:
         hyperparameters = {**config.rules.get(name, {}), **config.algorithm.hyperparameters}
     values["algorithm"] = {**hyperparameters, "name": name}
     kept = {s: v for s, v in values.items() if s not in _INDIFFERENT_SECTIONS}
-    return {key: value for key, value in _flat(kept) if key not in _INDIFFERENT}
+    return {key: value for key, value in flat_settings(kept) if key not in _INDIFFERENT}
 
 
-def _flat(values: Mapping[str, Any], start: str = "") -> Iterable[tuple[str, Any]]:
+def flat_settings(values: Mapping[str, Any], start: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield each value of a configuration with its section.key."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{start}{key}.")
+            yield from flat_settings(value, f"{start}{key}.")
         else:
             yield f"{start}{key}", value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +82,30 @@ def read_so_far(path: Path) -> RecordedRun:
     with contextlib.suppress(ConfigError):  # of another version
         found = read_finished(path).summary["diverged_at"] if is_finished else found
     return RecordedRun(path, config, records, found, is_finished)
+
+
+def run_folders(given: Sequence[Path]) -> list[Path]:
+    """Return the folders of runs among these and, for a comparison, in them; each once.
+
+    ConfigError names what is none of these.
+    """
+    found: dict[Path, Path] = {}
+    for folder in given:
+        if not folder.is_dir():
+            what = "it is a file" if folder.exists() else "there is no such folder"
+            raise ConfigError(
+                f"RUN: got {str(folder)!r}; {what}; name the folder of a run or of a comparison"
+            )
+        own = [folder] if (folder / ROUNDS).exists() else sorted(folder.iterdir())
+        inside = [path for path in own if (path / ROUNDS).is_file()]
+        if not inside:
+            raise ConfigError(
+                f"RUN: got {str(folder)!r}; neither it nor a folder in it holds a run "
+                f"({ROUNDS}); name the folder of a run or of a comparison"
+            )
+        for path in inside:
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
 
 
 def record_of_line(line: bytes) -> RoundRecord:

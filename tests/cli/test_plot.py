@@ -238,7 +238,7 @@ def test_a_disk_that_is_full_costs_no_picture_that_is_there(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedopt_flwr.run.plots.look.replacing", full)
+    monkeypatch.setattr("fedopt_flwr.files.replacing", full)
     refused(in_process("plot", "run"), "--output: cannot write 'plot.png': No space left on device")
     assert (tmp_path / "plot.png").read_bytes() == before
 

@@ -54,3 +54,6 @@ def test_an_installed_wheel_runs_from_an_empty_folder(
     assert run.returncode == 0, run.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     assert {"model.safetensors", "summary.json", "curves.png"} <= {p.name for p in folder.iterdir()}
+    page = [fedopt, "report", folder, "--output", "page.html"]  # needs files that are no modules
+    subprocess.run(page, cwd=tmp_path, check=True, timeout=120)
+    assert (tmp_path / "page.html").stat().st_size > 4_000_000

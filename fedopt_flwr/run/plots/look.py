@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...files import replacing
+from ...files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,14 +83,7 @@ def save(figure: Figure, path: Path) -> None:
     picture = BytesIO()
     kind = path.suffix.removeprefix(".") or "png"
     figure.savefig(picture, format=kind, metadata=_NO_DATES.get(kind))
-    if path.is_dir():
-        raise IsADirectoryError("it is a folder; name a file")
-    place = path.resolve()  # a link stays one
-    if place.exists() and not place.is_file():  # /dev/null or a pipe must not become a file
-        place.write_bytes(picture.getvalue())
-        return
-    with replacing(place) as file:
-        file.write(picture.getvalue())
+    write_whole(path, picture.getvalue())
 
 
 def place_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:

@@ -39,7 +39,11 @@ class Participation(NamedTuple):
 
 
 def participation_of(
-    rounds: Sequence[RoundRecord], num_clients: int | Literal["open"]
+    rounds: Sequence[RoundRecord],
+    num_clients: int | Literal["open"],
+    *,
+    most_rows: int = _MOST_ROWS,
+    most_columns: int = _MOST_COLUMNS,
 ) -> Participation | None:
     """Return who took part in the rounds after the start pass, None where nobody was asked.
 
@@ -55,8 +59,8 @@ def participation_of(
     clients = sorted(seen, key=lambda client: (isinstance(client, str), client))
     rows = {client: row for row, client in enumerate(clients)}
     first, last = trained[0].round, trained[-1].round
-    rows_each = math.ceil(len(clients) / _MOST_ROWS)
-    rounds_each = math.ceil((last - first + 1) / _MOST_COLUMNS)
+    rows_each = math.ceil(len(clients) / most_rows)
+    rounds_each = math.ceil((last - first + 1) / most_columns)
     shape = math.ceil(len(clients) / rows_each), (last - first) // rounds_each + 1
     counted, failed = np.zeros(shape, dtype=int), np.zeros(shape, dtype=int)
     for record in trained:

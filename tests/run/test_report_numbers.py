@@ -1,0 +1,306 @@
+"""The page's numbers and words are those of the records, whatever state the runs are in."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import write_run_at_work
+
+from fedopt_flwr import RunConfig
+from fedopt_flwr.data import load_federated_data
+from fedopt_flwr.errors import ConfigError
+from fedopt_flwr.rounds.record import TOO_LATE, RoundRecord
+from fedopt_flwr.run.reading import run_folders
+from fedopt_flwr.run.report.clients import MOST_ROWS
+from fedopt_flwr.run.report.curves import MOST_POINTS, kept_places
+from fedopt_flwr.run.report.page import MARK, Report
+
+SMALL = {"num_clients": 4, "clients_per_round": 2, "num_rounds": 20}
+
+
+def measured(number: int, accuracy: float, **values: Any) -> RoundRecord:
+    return RoundRecord(
+        number,
+        values.pop("clients", [0, 1]),
+        test_loss=values.pop("test_loss", 1 - accuracy),
+        test_metric=accuracy,
+        test_accuracy=accuracy,
+        test_metrics={"accuracy": accuracy},
+        uplink_bytes=10,
+        downlink_bytes=30,
+        seconds=0.5,
+        **values,
+    )
+
+
+def failed(client: int | str, text: str, phase: str = "train") -> dict[str, Any]:
+    return {"client": client, "phase": phase, "error": text}
+
+
+def run_with(folder: Path, *records: RoundRecord, **sections: dict[str, Any]) -> Path:
+    federation = SMALL | sections.pop("federation", {})
+    write_run_at_work(folder, *records, federation=federation, **sections)
+    return folder
+
+
+def add_to_lines(folder: Path, *more: dict[str, Any]) -> None:
+    """Put further keys into the lines of a run."""
+    place = folder / "rounds.jsonl"
+    lines = [json.loads(line) for line in place.read_text().splitlines()]
+    texts = [json.dumps(line | own) + "\n" for line, own in zip(lines, more, strict=True)]
+    place.write_text("".join(texts))
+
+
+def report_of(*folders: Path) -> Report:
+    return Report(run_folders(folders), folders)
+
+
+def curve(report: Report, name: str, place: int = 0) -> dict[str, Any]:
+    (found,) = [m for m in report.numbers["measures"] if m["name"] == name]
+    points: dict[str, Any] = found["curves"][place]
+    return points
+
+
+def rows_by_client(report: Report) -> dict[Any, dict[str, Any]]:
+    table = report.numbers["runs"][0]["table"]
+    found = [dict(zip(table["headings"], row, strict=True)) for row in table["rows"]]
+    return {row["client"]: row for row in found}
+
+
+def test_a_curve_is_the_mean_of_its_seeds_over_rounds_bytes_and_seconds(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", measured(1, 0.5), measured(2, 0.7))
+    run_with(tmp_path / "b", measured(1, 0.3), measured(2, 0.9), federation={"seed": 1})
+    report = report_of(tmp_path)
+    points = curve(report, "test_accuracy")
+    assert points["x"] == {"rounds": [1, 2], "bytes": [40, 80], "seconds": [0.5, 1.0]}
+    assert points["mean"] == pytest.approx([0.6, 0.2])  # errors
+    assert points["low"] == pytest.approx([0.5, 0.1])
+    assert points["high"] == pytest.approx([0.7, 0.3])
+    assert len(report.numbers["curves"]) == 1
+    assert "2 seeds, 2 of 2 not finished" in str(report.words["results"]["rows"][0][0].text)
+
+
+def test_the_best_comes_first_and_a_sentence_says_so(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", measured(1, 0.5), algorithm={"name": "fedavg"})
+    run_with(tmp_path / "b", measured(1, 0.8), algorithm={"name": "scaffold"})
+    run_with(tmp_path / "c", algorithm={"name": "fedprox"})
+    report = report_of(tmp_path)
+    assert report.numbers["curves"] == ["scaffold", "fedavg", "fedprox"]
+    assert (
+        "scaffold has the lowest test error, 20.0 %; fedavg follows, 50.0 %."
+        in (report.words["summary"])
+    )
+    assert "c: no round is over yet." in report.words["summary"]
+    rows = report.words["results"]["rows"]
+    assert [row[1].text for row in rows] == ["20.0 %", "50.0 %", "–"]
+    assert [row[1].value for row in rows] == [pytest.approx(0.2), 0.5, None]
+
+
+def test_thinning_keeps_the_ends_and_every_spike() -> None:
+    values = np.zeros(100_000)
+    values[[777, 50_123]] = 9.0, -3.0
+    values[31] = math.nan
+    places = kept_places(values, 1000)
+    assert len(places) <= 1000
+    assert {0, 777, 50_123, 99_999} <= set(places.tolist())
+    assert (np.diff(places) > 0).all()
+    assert kept_places(values[:1000], 1000).tolist() == list(range(1000))
+
+
+def test_a_long_curve_is_thinned_and_the_page_knows_it(tmp_path: Path) -> None:
+    records = [measured(n, 0.5) for n in range(1, 2501)]
+    run_with(tmp_path / "a", *records, federation={"num_rounds": 2500})
+    report = report_of(tmp_path / "a")
+    (found,) = [m for m in report.numbers["measures"] if m["name"] == "test_accuracy"]
+    assert found["thinned"] == [MOST_POINTS, 2500]
+    assert len(found["curves"][0]["mean"]) <= MOST_POINTS
+
+
+def test_failing_clients_are_told_with_their_reason(tmp_path: Path) -> None:
+    text = "client 3, round {}: reported loss nan: not finite"
+    records = [
+        measured(n, 0.5, clients=[0], failures=1, errors=[failed(3, text.format(n))])
+        for n in range(1, 13)
+    ]
+    records[0].errors.append(failed(2, TOO_LATE))
+    records[1].errors.append(failed(3, "evaluation went wrong", phase="evaluate"))
+    records[2].errors[0]["error"] = "out of memory"
+    run_with(tmp_path / "a", *records)
+    report = report_of(tmp_path / "a")
+    summary = report.words["summary"]
+    assert "Client 3 failed 12 times, most often: reported loss nan: not finite." in summary
+    assert "3 of 4 clients have not been counted in any round, so the model knows nothing of " in (
+        " ".join(summary)
+    )
+    rows = rows_by_client(report)
+    assert (rows[3]["failed"], rows[3]["rounds counted"]) == (12, 0)
+    reason = rows[3]["most frequent reason of failures"]
+    assert reason == "11 times: reported loss nan: not finite"
+    assert (rows[2]["failed"], rows[2]["late"]) == (0, 1)
+    assert (rows[0]["failed"], rows[0]["rounds counted"]) == (0, 12)
+    picture = report.numbers["runs"][0]["participation"]
+    assert picture["counted"][0] == [1] * 12
+    assert picture["failed"] == [[3, column, 1] for column in range(12)]
+
+
+def test_standstill_rounds_taken_back_and_divergence_are_told(tmp_path: Path) -> None:
+    still = [measured(n, min(n, 6) / 10) for n in range(1, 15)]
+    still[9].taken_back = True
+    run_with(tmp_path / "a", *still)
+    summary = report_of(tmp_path / "a").words["summary"]
+    assert "Accuracy has not risen since round 6." in summary
+    assert any(line.startswith("1 round was taken back") and "10" in line for line in summary)
+    risen = [measured(n, n / 20) for n in range(1, 15)]
+    run_with(tmp_path / "b", *risen)
+    assert "not risen" not in " ".join(report_of(tmp_path / "b").words["summary"])
+    lost = [measured(1, 0.5), measured(2, 0.4), measured(3, 0.1, test_loss=math.nan)]
+    run_with(tmp_path / "c", *lost)
+    report = report_of(tmp_path / "c")
+    assert any(line.startswith("It diverged in round 3") for line in report.words["summary"])
+    assert curve(report, "test_loss")["mean"][-1] is None
+    assert curve(report, "test_loss")["diverged"][0]["x"]["rounds"] == 3
+    (found,) = [m for m in report.numbers["measures"] if m["name"] == "test_loss"]
+    assert found["range"] == pytest.approx([0.5, 0.6])
+
+
+def test_what_lines_hold_of_single_clients_is_shown(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", measured(1, 0.5), measured(2, 0.6))
+    one = {"update_norm": 1.0, "drift": 0.5, "control_norm": 2.0, "rounds_away": 3}
+    add_to_lines(
+        tmp_path / "a",
+        {"drift": 0.25, "gradient_cosine": None, "each_client": {"0": one, "1": {"drift": 7.0}}},
+        {"drift": 0.75, "each_client": {"0": one | {"drift": 1.5, "control_norm": 4.0}}},
+    )
+    report = report_of(tmp_path / "a")
+    assert curve(report, "drift")["mean"] == [0.25, 0.75]
+    assert "gradient_cosine" not in [m["name"] for m in report.numbers["measures"]]
+    rows = rows_by_client(report)
+    assert rows[0]["drift ‖Δ_i − Δ̄‖, mean"] == 1.0
+    assert rows[0]["‖c_i‖, last"] == 4.0
+    assert rows[0]["rounds away, most"] == 3
+    assert rows[1]["‖c_i‖, last"] is None
+    values = {value["key"]: value["z"] for value in report.numbers["runs"][0]["values"]}
+    assert values["drift"] == [[0.5, 1.5], [7.0, None], [None, None], [None, None]]
+    assert "test_loss" not in values
+
+
+@pytest.mark.parametrize("wrong", ["text", [1], {"0": 5}, {"0": {"drift": "far"}}, None])
+def test_foreign_values_of_clients_are_left_out(tmp_path: Path, wrong: object) -> None:
+    run_with(tmp_path / "a", measured(1, 0.5))
+    add_to_lines(tmp_path / "a", {"each_client": wrong, "drift": "far"})
+    report = report_of(tmp_path / "a")
+    assert report.numbers["runs"][0]["values"] == []
+    assert "drift" not in [m["name"] for m in report.numbers["measures"]]
+
+
+def test_what_differs_between_runs_is_marked(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", measured(1, 0.5), training={"batch_size": 8})
+    run_with(tmp_path / "b", measured(1, 0.6), training={"batch_size": 16})
+    report = report_of(tmp_path)
+    rows = {row["key"]: row for row in report.words["settings"]}
+    assert rows["training.batch_size"]["differs"]
+    assert sorted(rows["training.batch_size"]["values"]) == ["16", "8"]
+    assert rows["federation.num_clients"] == {
+        "key": "federation.num_clients",
+        "values": ["4"],
+        "differs": False,
+    }
+    first = [row["differs"] for row in report.words["settings"]]
+    assert first == sorted(first, reverse=True)
+    (rule,) = report.words["rules"]
+    assert rule["name"] == "autofed"
+    assert rule["formula"]
+    assert "WACV 2017" in rule["source"]
+
+
+def test_different_data_is_said_to_be_no_comparison(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", measured(1, 0.5))
+    run_with(tmp_path / "b", measured(1, 0.6), data={"name": "synthetic"})
+    (line,) = [x for x in report_of(tmp_path).words["summary"] if "different data" in x]
+    assert "digits and synthetic" in line
+
+
+def test_labels_are_those_of_the_configuration(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", measured(1, 0.5))
+    report = report_of(tmp_path / "a")
+    config = RunConfig(federation=SMALL)
+    counts = load_federated_data(config).label_counts()
+    assert report.numbers["runs"][0]["labels"]["counts"] == counts.tolist()
+    rows = rows_by_client(report)
+    assert [rows[client]["examples"] for client in range(4)] == counts.sum(axis=1).tolist()
+
+
+def test_labels_that_cannot_be_counted_have_a_reason_and_own_code_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_data.py").write_text("open('was_run', 'w')\ndef load(**_): ...\n")
+    run_with(tmp_path / "a", measured(1, 0.5), data={"name": "own_data:load"})
+    run_with(tmp_path / "b", measured(1, 0.5), data={"name": "mnist", "path": str(tmp_path)})
+    run_with(tmp_path / "c", measured(1, 0.5), federation={"num_clients": "open"})
+    run_with(tmp_path / "d", measured(1, 0.5), algorithm={"name": "own_data:Rule"})
+    report = report_of(*(tmp_path / name for name in "abcd"))
+    why = [run["why_no_labels"] for run in report.numbers["runs"]]
+    assert why[0] == "own_data:load is code of your own, which a report does not run"
+    assert why[1] == "mnist is not on this machine, and a report downloads nothing"
+    assert why[2] == "the federation is open: each client has data of its own"
+    assert why[3] == ""
+    assert not (tmp_path / "was_run").exists()
+
+
+def test_of_thousands_of_clients_those_that_failed_have_rows(tmp_path: Path) -> None:
+    records = [
+        measured(n, 0.5, clients=[n], failures=1, errors=[failed(4999, "gone")])
+        for n in range(1, 6)
+    ]
+    run_with(tmp_path / "a", *records, federation={"num_clients": 5000}, data={"name": "own:load"})
+    own = report_of(tmp_path / "a").numbers["runs"][0]
+    assert len(own["table"]["rows"]) == MOST_ROWS
+    assert own["table"]["omitted"] == 5000 - MOST_ROWS
+    assert [row[0] for row in own["table"]["rows"][:6]] == [4999, 1, 2, 3, 4, 5]
+    assert len(own["participation"]["counted"]) <= 100
+    assert np.sum(own["participation"]["counted"]) == 5
+    assert own["participation"]["clients"][-1] == "4950 to 4999"
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", measured(1, 0.5), measured(2, 0.6))
+    with (tmp_path / "a" / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 3, "clie')
+    assert curve(report_of(tmp_path / "a"), "test_accuracy")["x"]["rounds"] == [1, 2]
+
+
+def test_a_run_without_a_round_is_a_page_that_says_so(tmp_path: Path) -> None:
+    run_with(tmp_path / "a")
+    report = report_of(tmp_path / "a")
+    assert report.words["summary"] == ["no round is over yet."]
+    assert report.numbers["measures"] == []
+    assert report.numbers["runs"][0]["participation"] is None
+    assert b"no round is over yet." in report.html()
+
+
+def test_what_could_not_be_run_in_a_comparison_is_told(tmp_path: Path) -> None:
+    run_with(tmp_path / "fedavg-seed0", measured(1, 0.5))
+    rows = [{"algorithm": "fedavg", "error": None}, {"algorithm": "stem", "error": "no memory"}]
+    (tmp_path / "comparison.json").write_text(json.dumps(rows))
+    assert "stem could not be run: no memory" in report_of(tmp_path).words["summary"]
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", measured(1, 0.5), measured(2, 0.6))
+    page = report_of(tmp_path / "a").html()
+    assert page.startswith(MARK)
+    assert page == report_of(tmp_path / "a").html()
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", measured(1, 0.5))
+    with (tmp_path / "a" / "rounds.jsonl").open("a") as file:
+        file.write("half\n")
+    with pytest.raises(ConfigError, match=r"line 2 of .* is no record of a round"):
+        report_of(tmp_path / "a")
