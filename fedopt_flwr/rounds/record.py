@@ -76,7 +76,7 @@ class RoundRecord:
     drift: float | None = None  # mean ‖Δ_i − Δ̄‖ over the clients that counted
     control_norm: float | None = None  # ‖c‖, of rules whose clients keep a c_i
     gradient_cosine: float | None = None  # cos(x⁻ − x, ∇f(x⁻)), x⁻ the model before the round
-    each_client: dict[str, dict[str, float]] | None = None  # by id: norms, losses, rounds away
+    each_client: dict[str, dict[str, float | None]] | None = None  # by id: norms, losses, absence
     on_clients: dict[str, Any] | None = None  # what clients found on their held-out examples
     uplink_bytes: int = 0  # of encoded arrays, over all clients asked
     downlink_bytes: int = 0
@@ -84,6 +84,7 @@ class RoundRecord:
     downlink_vectors: int = 0
     seconds: float = 0.0  # from the choice of clients to the new model, without the evaluation
     client_seconds: float | None = None  # mean local work of a counted client
+    seconds_by_client: dict[str, float] = field(default_factory=dict)  # of each one, by id
     chosen: dict[str, float] = field(default_factory=dict)  # step sizes of this round alone
     # of an open federation, before the round: joined, forgotten, resized, restarted
     members: dict[str, list[ClientId]] = field(default_factory=dict)
@@ -106,6 +107,7 @@ class RoundRecord:
             total = sum(num_examples[i] for i in counted)
             self.train_loss = sum(u.loss * num_examples[i] for i, u in counted.items()) / total
             self.client_seconds = sum(u.seconds for u in counted.values()) / len(counted)
+            self.seconds_by_client = {str(i): round(u.seconds, 4) for i, u in counted.items()}
 
     def measured(self, name: str) -> float | None:
         """Return one of `MEASURES`, or the metric of that name; None where it has no value."""

@@ -100,6 +100,14 @@ def test_given_seconds_take_the_place_of_measured_ones() -> None:
     ] == pytest.approx(4)
 
 
+def test_the_seconds_of_each_client_that_counted_are_recorded() -> None:
+    config = config_of("padamfed", {}, clients_per_round=2)
+    for record in simulate(config, linear_model, as_datasets(softmax_clients(SIZES))).rounds:
+        assert set(record.seconds_by_client) == set(map(str, record.clients))
+        seconds = record.seconds_by_client.values()
+        assert record.client_seconds == pytest.approx(sum(seconds) / len(seconds), abs=1e-4)
+
+
 def test_client_seconds_come_from_the_configuration() -> None:
     config = config_of("fedavg", {"client_seconds": 10.0})
     result = simulate(config, linear_model, as_datasets(softmax_clients(SIZES)))

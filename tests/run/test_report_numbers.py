@@ -189,13 +189,22 @@ def test_what_lines_hold_of_single_clients_is_shown(tmp_path: Path) -> None:
     assert "test_loss" not in values
 
 
-@pytest.mark.parametrize("wrong", ["text", [1], {"0": 5}, {"0": {"drift": "far"}}, None])
-def test_foreign_values_of_clients_are_left_out(tmp_path: Path, wrong: object) -> None:
-    run_with(tmp_path / "a", measured(1, 0.5))
-    add_to_lines(tmp_path / "a", {"each_client": wrong, "drift": "far"})
+def test_numbers_of_clients_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    own = {"0": {"test_loss": math.nan, "drift": 1.0}, "1": {"test_loss": math.inf}}
+    run_with(tmp_path / "a", RoundRecord(1, clients=[0, 1], each_client=own))
     report = report_of(tmp_path / "a")
-    assert report.numbers["runs"][0]["values"] == []
-    assert "drift" not in [m["name"] for m in report.numbers["measures"]]
+    assert [value["key"] for value in report.numbers["runs"][0]["values"]] == ["drift"]
+    assert "test loss, last" not in rows_by_client(report)[0]
+
+
+def test_seconds_of_each_client_are_in_the_table(tmp_path: Path) -> None:
+    run_with(
+        tmp_path / "a",
+        RoundRecord(1, clients=[0, 1], seconds_by_client={"0": 0.5, "1": 2.0}),
+        RoundRecord(2, clients=[0], seconds_by_client={"0": 1.0}),
+    )
+    rows = rows_by_client(report_of(tmp_path / "a"))
+    assert [rows[i]["seconds, mean"] for i in (0, 1)] == [0.75, 2.0]
 
 
 def test_what_differs_between_runs_is_marked(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections import Counter, defaultdict
@@ -12,10 +13,9 @@ import numpy as np
 
 from ...algorithm import ClientId
 from ...problems import foreign_text
-from ...rounds.record import TOO_LATE
+from ...rounds.record import TOO_LATE, RoundRecord
 from ..plots.participation import Participation, participation_of
 from ..reading import RecordedRun
-from .runs import ReportRecord
 
 MOST_ROWS = 300  # of the table
 _MOST_CELLS = 1_000_000  # of all pictures of a page
@@ -134,11 +134,14 @@ def _by_client(run: RecordedRun) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def _each(run: RecordedRun) -> Iterator[tuple[ReportRecord, str, str, float]]:
+def _each(run: RecordedRun) -> Iterator[tuple[RoundRecord, str, str, float]]:
+    """Yield what records hold of single clients; not every value is finite."""
     for record in run.rounds:
-        if isinstance(record, ReportRecord):
-            for client, values in record.each_client.items():
-                for key, value in values.items():
+        for client, seconds in record.seconds_by_client.items():
+            yield record, client, "seconds", seconds
+        for client, values in (record.each_client or {}).items():
+            for key, value in values.items():
+                if value is not None and math.isfinite(value):
                     yield record, client, key, value
 
 

@@ -18,12 +18,12 @@ from ...rounds.record import as_json
 from ..grouping import curves_of
 from ..plots import look
 from ..plots.subject import subject_of
-from ..reading import RecordedRun
+from ..reading import RecordedRun, read_so_far
 from .clients import MOST_ROWS, clients_of
 from .curves import Ranked, colours_of, measures_of, panel, ranked
 from .labels import Labels, picture_of
 from .results import results_of
-from .runs import failed_cells, names_of, read_runs
+from .runs import failed_cells, names_of
 from .settings import rules_of, settings_of, versions
 from .words import summary_of
 
@@ -49,7 +49,7 @@ class Report:
 
         ConfigError says which file cannot be read.
         """
-        runs = read_runs(folders)
+        runs = [read_so_far(folder) for folder in folders]
         names = names_of(runs)
         curves = curves_of(runs)
         found = ranked(curves, runs)
