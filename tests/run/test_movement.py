@@ -385,6 +385,11 @@ def test_a_run_may_stop_at_a_measure() -> None:
             "'fedavg' has no control variates",
         ),
         (
+            "mb_storm",
+            {"stop": {"metric": "drift"}, "output": {"diagnostics": True}},
+            "'mb_storm' sends no 'delta'",
+        ),
+        (
             "fedavg",
             {"federation": {"local_parameters": ["bias"]}, "output": {"diagnostics": True}},
             "output.diagnostics: got true beside federation.local_parameters",
