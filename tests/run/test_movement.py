@@ -42,6 +42,7 @@ from fedopt_flwr.run.run import Silent
 from fedopt_flwr.run.simulate import run_experiment
 from fedopt_flwr.run.summary import diverged_at, rounds_to_target
 from fedopt_flwr.run.trackers import numbers_of
+from fedopt_flwr.strategies import FedAvg
 
 SIZES = [5, 20, 70]
 PARTS = softmax_clients(SIZES)
@@ -400,6 +401,13 @@ def test_what_is_not_measured_is_refused(rule: str, sections: dict[str, Any], me
     config = config_of(rule, **{"output": {"diagnostics": False}, **sections})
     with pytest.raises(ConfigError, match=message):
         run(config)
+
+
+@pytest.mark.parametrize("name", ["drift", "gradient_norm", "worst_test_accuracy"])
+def test_a_strategy_of_a_server_app_measures_none_of_it(name: str) -> None:
+    sizes = {"num_clients": 3, "clients_per_round": 3, "num_rounds": 3}
+    with pytest.raises(ConfigError, match=f"stop.metric: got '{name}', which only a run of"):
+        FedAvg(linear_model(), **sizes, stop={"metric": name, "target": 0.5})
 
 
 def test_records_of_runs_before_are_read() -> None:
