@@ -19,7 +19,7 @@ from ..config.run_config import RunConfig
 from ..config.sections import FederationSection, TrainingSection
 from ..errors import ConfigError
 from ..models.weights import load_weights, plain_state
-from ..rounds.record import RoundRecord
+from ..rounds.record import DIAGNOSTICS, SPREADS, RoundRecord
 from ..rounds.stopping import Stopping
 from ..training.evaluation import Evaluation
 from ..training.flat_model import FlatModel, copied
@@ -147,12 +147,19 @@ class Strategy(FederatedStrategy):
             raise TypeError(f"{type(self).__name__}: unknown argument {unknown[0]!r}")
         if missing:
             raise TypeError(f"{type(self).__name__}: argument {missing[0]!r} is missing")
-        return RunConfig(
+        config = RunConfig(
             federation={key: options[key] for key in _FEDERATION if key in options},
             training={key: options[key] for key in _TRAINING if key in options},
             schedule=options.get("schedule") or {},
             stop=options.get("stop") or {},
         )
+        if config.stop.metric in (*DIAGNOSTICS, *SPREADS):
+            raise ConfigError(
+                f"stop.metric: got {config.stop.metric!r}, which only a run of `fedopt` measures; "
+                "name 'train_loss', 'test_loss' or a metric of evaluate_fn, which may not have "
+                "that name"
+            )
+        return config
 
     @property
     def stopped(self) -> str | None:

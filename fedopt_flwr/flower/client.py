@@ -73,8 +73,6 @@ class FederatedClient(NumPyClient):
         """Follow one instruction; return arrays, n_i and a report."""
         try:
             instruction = Instruction.from_config(config)
-            if instruction.phase == "diagnose" and not self.evaluates:
-                raise MessageError(f"client {self.client_id}: refuses to tell loss and gradient")
             self.prepare(instruction)
         except FedoptError as error:
             return [], 0, {"error": foreign_text(error)}
@@ -86,6 +84,8 @@ class FederatedClient(NumPyClient):
                 FedoptWarning,
                 stacklevel=2,
             )
+        if instruction.phase == "diagnose" and not self.evaluates:
+            return [], 0, {"error": f"client {self.client_id}: refuses to tell loss and gradient"}
         started = time.perf_counter()
         repeats = repeated(instruction.to_config())
         try:

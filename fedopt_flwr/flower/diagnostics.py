@@ -114,18 +114,12 @@ class Diagnostics:
             record.errors.append({"client": away[0], "phase": "diagnose", "error": why})
             return
         vectors = record.uplink_vectors, record.downlink_vectors
-        layout = {"gradient": Layout(gradient.numel(), "float32")}
         for group in _groups(list(shares)):
-            answers = ask(group)
-            uploads = accept(group, answers, dict.fromkeys(group, layout), record, asked_for)
-            for i, upload in uploads.items():
-                value += shares[i] * upload.loss
-                gradient.add_(upload.arrays["gradient"], alpha=shares[i])
-                answer = answers[i]
-                told = answer.metrics.get(CONTROL_NORM) if isinstance(answer, FitRes) else None
-                if isinstance(told, float) and 0 <= told < math.inf:
-                    _note(record, i, control_norm=told)
-            if len(uploads) < len(group):
+            # no name here holds the answers, so that they are gone before the next ones come
+            losses = _added(gradient, ask(group), {i: shares[i] for i in group}, record, asked_for)
+            for i, loss in losses.items():
+                value += shares[i] * loss
+            if len(losses) < len(group):
                 break
         else:
             gradient.add_(state["model"], alpha=self._weight_decay)
@@ -136,6 +130,26 @@ class Diagnostics:
 
 def _groups(ids: Sequence[ClientId]) -> Iterator[Sequence[ClientId]]:
     return (ids[start : start + _AT_ONCE] for start in range(0, len(ids), _AT_ONCE))
+
+
+def _added(
+    gradient: Tensor,
+    answers: Mapping[ClientId, FitRes | Exception],
+    shares: Mapping[ClientId, float],
+    record: RoundRecord,
+    asked_for: Mapping[str, Scalar],
+) -> dict[ClientId, float]:
+    """Add p_i ∇f_i to the gradient and note ‖c_i‖, for each client whose answer is of use; return
+    their f_i. `shares` are p_i of those asked."""
+    layout = {"gradient": Layout(gradient.numel(), "float32")}
+    uploads = accept(list(shares), answers, dict.fromkeys(shares, layout), record, asked_for)
+    for i, upload in uploads.items():
+        gradient.add_(upload.arrays["gradient"], alpha=shares[i])
+        answer = answers[i]
+        told = answer.metrics.get(CONTROL_NORM) if isinstance(answer, FitRes) else None
+        if isinstance(told, float) and 0 <= told < math.inf:
+            _note(record, i, control_norm=told)
+    return {i: upload.loss for i, upload in uploads.items()}
 
 
 def _note(record: RoundRecord, client_id: ClientId, **values: float) -> None:

@@ -38,10 +38,14 @@ def _require_what_stops(experiment: Experiment) -> None:
         return
     if name in (*DIAGNOSTICS, *SPREADS):
         require_measured(config, "stop.metric", name)
-        if name == "control_norm" and not experiment.rule.client_means:
+        rule = experiment.rule
+        lacks = {
+            "control_norm": "" if rule.client_means else "has no control variates",
+            "drift": "" if "delta" in rule.upload_names else "sends no 'delta'",
+        }
+        if lacks.get(name):
             raise ConfigError(
-                f"stop.metric: got 'control_norm'; {config.algorithm.name!r} has no control "
-                "variates; name another"
+                f"stop.metric: got {name!r}; {config.algorithm.name!r} {lacks[name]}; name another"
             )
         return
     if experiment.data.test is None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 from helpers import (
     as_datasets,
     linear_model,
@@ -23,8 +26,13 @@ from streams import ClientThread, ServerThread, served
 from torch import nn
 
 from fedopt_flwr import ConfigError, RunConfig, resume, simulate
-from fedopt_flwr.flower import FederatedClient
+from fedopt_flwr.algorithm import ClientId, ServerState
+from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.errors import FedoptWarning
+from fedopt_flwr.flower import FederatedClient, MemoryStates, ModelPool
+from fedopt_flwr.flower.diagnostics import Diagnostics
 from fedopt_flwr.flower.messages import PHASE
+from fedopt_flwr.rounds.participation import make_plan
 from fedopt_flwr.rounds.record import DIAGNOSTICS, RoundRecord, as_json
 from fedopt_flwr.run.experiment import Experiment
 from fedopt_flwr.run.hosts import ClientHost, HostedClient
@@ -34,6 +42,7 @@ from fedopt_flwr.run.run import Silent
 from fedopt_flwr.run.simulate import run_experiment
 from fedopt_flwr.run.summary import diverged_at, rounds_to_target
 from fedopt_flwr.run.trackers import numbers_of
+from fedopt_flwr.strategies import FedAvg
 
 SIZES = [5, 20, 70]
 PARTS = softmax_clients(SIZES)
@@ -202,6 +211,46 @@ class Failing(FederatedClient):
         return super().fit(parameters, config)
 
 
+def test_the_server_holds_the_gradients_of_those_it_asks_together_and_no_others() -> None:
+    held: weakref.WeakSet[FitRes] = weakref.WeakSet()
+    before: list[tuple[int, int]] = []
+
+    class Answer(FitRes):
+        __hash__ = object.__hash__  # type: ignore[assignment]  # so that it may be watched
+
+    def ask(ids: Sequence[ClientId]) -> dict[ClientId, FitRes | Exception]:
+        before.append((len(ids), len(held)))
+        report = {**asked_for, "arrays": "gradient", "loss": 1.0, "num_steps": 0}
+        gradient = ndarrays_to_parameters([np.ones(4, np.float32)])
+        ok = Status(Code.OK, "")
+        answers = {i: Answer(ok, gradient, 1, {**report, "client_seconds": 0.1}) for i in ids}
+        held.update(answers.values())
+        return dict(answers)
+
+    asked_for: dict[str, Any] = {"run": "r", "round": 1, "phase": "diagnose"}
+    config = RunConfig(federation={"num_clients": 40, "clients_per_round": 1})
+    plan = make_plan(ALGORITHMS["fedavg"](), config, dict.fromkeys(range(40), 1))
+    record = RoundRecord(1)
+    state = ServerState(plan, {"model": torch.zeros(4)})
+    Diagnostics(0.0, {}).measure(record, state, lambda i: True, ask, asked_for)
+    assert before == [(16, 0), (16, 0), (8, 0)]
+    assert record.gradient_norm == pytest.approx(2)
+    assert record.global_train_loss == pytest.approx(1)
+
+
+def test_who_refuses_hears_of_its_number_of_examples_all_the_same() -> None:
+    found = Experiment(RunConfig(**config_of(model={"name": "logistic"})))
+    pool = ModelPool([found.model], found.loss)
+    client = FederatedClient(0, found.data.clients[0], pool, MemoryStates())
+    client.evaluates = False
+    told = {"examples_before": 7, "examples_since": 3}  # an open federation's server says it once
+    asked = found.template().model_copy(update={"phase": "diagnose", "round": 3, **told})
+    with pytest.warns(FedoptWarning, match="from round 3 on; before it was 7"):
+        arrays, _, report = client.fit([], asked.to_config())
+    assert arrays == []
+    assert "refuses" in str(report["error"])
+
+
 def test_a_client_that_fails_leaves_no_value_and_the_run_goes_on() -> None:
     def failing(client: FederatedClient) -> FederatedClient:
         client.__class__ = Failing
@@ -337,6 +386,11 @@ def test_a_run_may_stop_at_a_measure() -> None:
             "'fedavg' has no control variates",
         ),
         (
+            "mb_storm",
+            {"stop": {"metric": "drift"}, "output": {"diagnostics": True}},
+            "'mb_storm' sends no 'delta'",
+        ),
+        (
             "fedavg",
             {"federation": {"local_parameters": ["bias"]}, "output": {"diagnostics": True}},
             "output.diagnostics: got true beside federation.local_parameters",
@@ -347,6 +401,13 @@ def test_what_is_not_measured_is_refused(rule: str, sections: dict[str, Any], me
     config = config_of(rule, **{"output": {"diagnostics": False}, **sections})
     with pytest.raises(ConfigError, match=message):
         run(config)
+
+
+@pytest.mark.parametrize("name", ["drift", "gradient_norm", "worst_test_accuracy"])
+def test_a_strategy_of_a_server_app_measures_none_of_it(name: str) -> None:
+    sizes = {"num_clients": 3, "clients_per_round": 3, "num_rounds": 3}
+    with pytest.raises(ConfigError, match=f"stop.metric: got '{name}', which only a run of"):
+        FedAvg(linear_model(), **sizes, stop={"metric": name, "target": 0.5})
 
 
 def test_records_of_runs_before_are_read() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.common import FitIns, FitRes
 from processes import (
     Processes,
     free_port,
@@ -20,6 +21,9 @@ from processes import (
 )
 from streams import ClientThread, ServerThread, make_config
 
+from fedopt_flwr.engines.stream.proxy import StreamProxy
+from fedopt_flwr.flower.messages import PHASE
+
 pytestmark = pytest.mark.filterwarnings(
     "ignore:no client's reply", "ignore:client .*failed in .* rounds in which"
 )
@@ -28,10 +32,11 @@ pytestmark = pytest.mark.filterwarnings(
 class Stage:
     """A server of two clients, of which number 0 is played by several processes, in this order."""
 
-    def __init__(self, tmp_path: Path, rounds: int) -> None:
+    def __init__(self, tmp_path: Path, rounds: int, *, diagnostics: bool = False) -> None:
         self.tmp_path, self.reached = tmp_path, threading.Event()
         self._hold, self._held_round = threading.Event(), 3
         config = make_config(num_clients=2, clients_per_round=2, num_rounds=rounds)
+        config["output"] = {"diagnostics": diagnostics}
         self.server = ServerThread(config, on_round=self._on_round)
 
     def _on_round(self, record: Any) -> None:
@@ -79,6 +84,33 @@ def test_the_process_that_has_the_state_takes_its_place_back(tmp_path: Path) -> 
     assert "client 0: left: it lost its state" in str(server.said)
     assert str(owner.said).count("connected to") == 1
     assert "the run is over" in str(thief.said)
+
+
+def test_a_client_without_its_state_that_is_diagnosed_is_known_to_lack_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[tuple[str, bool]] = []
+    fit = StreamProxy.fit
+
+    def watched(
+        proxy: StreamProxy, ins: FitIns, timeout: float | None, group_id: int | None
+    ) -> FitRes:
+        result = fit(proxy, ins, timeout, group_id)
+        if proxy.seat.client_id == 0:
+            answers.append((str(ins.config[PHASE]), proxy.seat.has_lost_state))
+        return result
+
+    monkeypatch.setattr(StreamProxy, "fit", watched)
+    stage = Stage(tmp_path, rounds=5, diagnostics=True)
+    with stage.server as server:
+        clients = [ClientThread(server, 1, tmp_path / "other")]
+        clients.append(stage.swap(stage.client("own"), "elsewhere"))
+        stage.go_on()
+        server.result()
+        for client in clients:
+            client.join()
+    begun = [("start", False), ("diagnose", False), *3 * [("train", False), ("diagnose", False)]]
+    assert answers == [*begun, *2 * [("train", True), ("diagnose", True)]]
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ class Seat:
     left: bool = False
     ended_because: str = ""  # what the client hears, if the server ended it for a reason
     is_to_return: bool = False  # the stream was ended so that the client opens another
-    has_lost_state: bool = False  # according to its last answer
+    has_lost_state: bool = False  # according to its last answer that needed it
     turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     hang_up: Callable[[], None] = lambda: None  # wakes whoever waits for a message
 
@@ -187,7 +187,8 @@ class StreamProxy(NeverAsked, ClientProxy):
         note = str(result.metrics.get("error", "")) or foreign_text(result.status.message)
         if not note:
             self._patience.heard(phase, seconds)
-        seat.has_lost_state = STATE_LOST in note
+        if phase == "train" or STATE_LOST in note:  # other work may be done without the state
+            seat.has_lost_state = STATE_LOST in note
         self._roster.answered(seat.client_id, seconds, note)
         return result
 
