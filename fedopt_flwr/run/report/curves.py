@@ -149,10 +149,11 @@ def _divergences(curve: Curve, measure: Measure) -> list[dict[str, Any]]:
             continue
         end = numbers.index(trace.diverged_at)
         values = [measure.drawn(record) for record in trace.rounds[: end + 1]]
-        finite = [value for value in values if value is not None and np.isfinite(value)]
-        if finite:
+        finite = [value if value is not None and np.isfinite(value) else None for value in values]
+        before = [value for value in finite[:-1] if value is not None]
+        if before or finite[-1] is not None:
             x = {unit: float(so_far(trace.rounds, unit)[end]) for unit in _UNITS}
-            found.append({"x": x, "y": finite[-2] if len(finite) > 1 else finite[-1]})
+            found.append({"x": x, "y": before[-1] if before else finite[-1]})
     return found
 
 

@@ -160,7 +160,8 @@
   // clients
   const run = () => numbers.runs[Number(place("run").value) || 0];
   const rowAxis = (names, title) => axis({ title: { text: title }, range: [names.length - 0.5, -0.5], tickmode: "array",
-    tickvals: spaced(names.length), ticktext: spaced(names.length).map((row) => plain(names[row])) });
+    tickvals: spaced(names.length), ticktext: spaced(names.length).map((row) => plain(short(names[row]))) });
+  const short = (name) => (name.length > 14 && window.innerWidth < 640 ? `${name.slice(0, 13)}…` : name);
   const spaced = (count) => {
     const step = Math.ceil(count / 12);
     return Array.from({ length: Math.ceil(count / step) }, (_, n) => n * step);
