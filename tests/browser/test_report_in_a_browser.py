@@ -151,6 +151,7 @@ def centre_of(page: Page, selector: str) -> tuple[float, float]:
 
 def test_paper_is_light_where_the_screen_is_dark(compared: Path, opened: Opened) -> None:
     page = opened.open(compared.as_uri(), **DESKTOP, color_scheme="dark")
+    assert "The lighter the more" in page.locator("#note-labels").inner_text()
     ground = "document.querySelector('#plot-curves').layout.paper_bgcolor"
     assert page.evaluate(ground) == "#15171b"
     seen = "window.seen = []; addEventListener('beforeprint', () => seen.push(" + ground + "))"
@@ -245,6 +246,22 @@ def test_texts_of_a_run_stay_texts(tmp_path: Path, opened: Opened) -> None:
     assert re.search("client [ab] </script><script>document.title='ow", hover)
     assert page.locator("img, main b").count() == 0
     require_self_contained(opened, file)
+
+
+def test_long_names_of_clients_leave_room_on_a_phone(tmp_path: Path, opened: Opened) -> None:
+    names = [f"{number} hospital of a town with a long name" for number in (1, 2)]
+    record = RoundRecord(1, names, test_loss=1.0)
+    write_run_at_work(
+        tmp_path, record, data={"name": "own:load"}, federation={"client_ids": "names"}
+    )
+    (tmp_path / "page.html").write_bytes(Report([tmp_path]).html())
+    page = opened.open((tmp_path / "page.html").as_uri(), **PHONE)
+    box = page.locator("#plot-participation .heatmaplayer image").bounding_box()
+    assert box is not None
+    assert box["width"] > PHONE["viewport"]["width"] / 2
+    cell = page.locator("#settings tbody td").first.bounding_box()
+    assert cell is not None
+    assert cell["x"] + cell["width"] <= PHONE["viewport"]["width"]  # seen without scrolling
 
 
 def test_200_clients_and_2000_rounds_fit(tmp_path: Path, opened: Opened) -> None:

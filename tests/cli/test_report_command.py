@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import sys
@@ -104,6 +105,21 @@ def test_watch_serves_only_its_page_to_this_machine_until_it_is_stopped(
     watch.process.send_signal(signal.SIGINT)
     watch.ended(20)
     assert "Traceback" not in watch.log
+
+
+@pytest.mark.slow
+def test_watch_answers_at_any_address_of_this_machine_alone_and_follows_a_comparison(
+    run: Path, processes: Processes, tmp_path: Path
+) -> None:
+    watch = processes.start("watch", "watch", tmp_path, "--address", "127.0.0.2:0")
+    watch.wait_for("from another machine: ssh -L")
+    url = watch.log.split(" at ")[1].split(" until ")[0]
+    state = json.loads(answer(f"{url}content")[1])["state"]
+    assert answer(f"{url}content?seen={state}")[0] == 204
+    failed = [{"algorithm": "stem", "error": "no memory"}]
+    (tmp_path / "comparison.json").write_text(json.dumps(failed))
+    status, content = answer(f"{url}content?seen={state}")
+    assert (status, b"stem could not be run: no memory" in content) == (200, True)
 
 
 @pytest.mark.slow

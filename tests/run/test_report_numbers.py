@@ -14,7 +14,7 @@ from helpers import write_run_at_work
 from fedopt_flwr import RunConfig
 from fedopt_flwr.data import load_federated_data
 from fedopt_flwr.errors import ConfigError
-from fedopt_flwr.rounds.record import TOO_LATE, RoundRecord
+from fedopt_flwr.rounds.record import NOT_COUNTED, TOO_LATE, RoundRecord
 from fedopt_flwr.run.reading import run_folders
 from fedopt_flwr.run.report.clients import MOST_ROWS
 from fedopt_flwr.run.report.curves import MOST_POINTS, kept_places
@@ -148,6 +148,50 @@ def test_failing_clients_are_told_with_their_reason(tmp_path: Path) -> None:
     assert picture["failed"] == [[3, column, 1] for column in range(12)]
 
 
+def test_who_did_not_count_for_another_reason_has_not_failed(tmp_path: Path) -> None:
+    """In a round that is taken back only the client of the largest reply is suspect."""
+    errors = [
+        failed(0, f"{NOT_COUNTED}the model would be not finite; client 1 sent the largest"),
+        failed(1, "its reply is the largest"),
+    ]
+    lost = RoundRecord(1, [], failures=2, taken_back=True, errors=errors)
+    run_with(tmp_path / "a", lost, measured(2, 0.5))
+    report = report_of(tmp_path / "a")
+    told = [line for line in report.words["summary"] if " failed " in line]
+    assert told == ["Client 1 failed once: its reply is the largest."]
+    rows = rows_by_client(report)
+    assert [rows[client]["failed"] for client in (0, 1)] == [0, 1]
+    assert report.numbers["runs"][0]["participation"]["failed"] == [[1, 0, 1]]
+    assert report.words["results"]["rows"][0][-1].value == 1
+
+
+def test_a_start_pass_that_all_were_in_tells_the_model_of_their_data(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", RoundRecord(0, [0, 1, 2, 3]), measured(1, 0.5, clients=[0, 1, 2]))
+    last = report_of(tmp_path / "a").words["summary"][-1]
+    assert last == "1 of 4 clients has not been counted in any round after the start pass."
+
+
+def test_a_run_that_diverged_is_not_ranked(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", measured(1, 0.5), algorithm={"name": "fedavg"})
+    run_with(tmp_path / "b", measured(1, 0.6), algorithm={"name": "fedprox"})
+    lost = measured(1, 0.5), measured(2, 0.9, test_loss=math.nan)
+    run_with(tmp_path / "c", *lost, algorithm={"name": "scaffold"})
+    summary = report_of(tmp_path).words["summary"]
+    assert "fedprox has the lowest test error of those that did not diverge, 40.0 %; fedavg " in (
+        " ".join(summary)
+    )
+    assert "Diverged: scaffold." in summary
+
+
+def test_what_clients_found_on_their_own_examples_is_drawn(tmp_path: Path) -> None:
+    spread = {"accuracy": {"worst": 0.25, "deviation": 0.125}}
+    found = {"spread": spread, "own_spread": {}}
+    run_with(tmp_path / "a", measured(1, 0.5, on_clients=found), measured(2, 0.5))
+    report = report_of(tmp_path / "a")
+    assert curve(report, "worst_test_accuracy")["mean"] == [0.25]
+    assert curve(report, "client_accuracy_std")["mean"] == [0.125]
+
+
 def test_standstill_rounds_taken_back_and_divergence_are_told(tmp_path: Path) -> None:
     still = [measured(n, min(n, 6) / 10) for n in range(1, 15)]
     still[9].taken_back = True
@@ -163,7 +207,8 @@ def test_standstill_rounds_taken_back_and_divergence_are_told(tmp_path: Path) ->
     report = report_of(tmp_path / "c")
     assert any(line.startswith("It diverged in round 3") for line in report.words["summary"])
     assert curve(report, "test_loss")["mean"][-1] is None
-    assert curve(report, "test_loss")["diverged"][0]["x"]["rounds"] == 3
+    (mark,) = curve(report, "test_loss")["diverged"]
+    assert (mark["x"]["rounds"], mark["y"]) == (3, pytest.approx(0.6))  # the last finite one
     (found,) = [m for m in report.numbers["measures"] if m["name"] == "test_loss"]
     assert found["range"] == pytest.approx([0.5, 0.6])
 

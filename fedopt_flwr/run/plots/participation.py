@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from ...algorithm import ClientId
-from ...rounds.record import TOO_LATE, RoundRecord
+from ...rounds.record import NOT_COUNTED, RoundRecord
 from . import look
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def participation_of(
     """
     trained = [record for record in rounds if record.round]
     seen = {client for record in trained for client in record.clients}
-    seen |= {error["client"] for record in trained for error in _failures(record)}
+    seen |= {error["client"] for record in trained for error in failures_in(record)}
     if not seen:
         return None
     if isinstance(num_clients, int) and all(isinstance(client, int) for client in seen):
@@ -67,13 +67,16 @@ def participation_of(
         column = (record.round - first) // rounds_each
         for client in record.clients:
             counted[rows[client] // rows_each, column] += 1
-        for error in _failures(record):
+        for error in failures_in(record):
             failed[rows[error["client"]] // rows_each, column] += 1
     return Participation(clients, first, rows_each, rounds_each, counted, failed)
 
 
-def _failures(record: RoundRecord) -> list[dict[str, ClientId]]:
-    return [e for e in record.errors if e["phase"] == "train" and e["error"] != TOO_LATE]
+def failures_in(record: RoundRecord) -> list[dict[str, Any]]:
+    """Return the errors of training that are failures of their clients: not those of sound replies
+    that did not count, as others were first, too few, or spoilt the round."""
+    own = [error for error in record.errors if error["phase"] == "train"]
+    return [error for error in own if not str(error["error"]).startswith(NOT_COUNTED)]
 
 
 def panel_inches(found: Participation) -> float:

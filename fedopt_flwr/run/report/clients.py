@@ -14,7 +14,7 @@ import numpy as np
 from ...algorithm import ClientId
 from ...problems import foreign_text
 from ...rounds.record import TOO_LATE, RoundRecord
-from ..plots.participation import Participation, participation_of
+from ..plots.participation import Participation, failures_in, participation_of
 from ..reading import RecordedRun
 
 MOST_ROWS = 300  # of the table
@@ -53,13 +53,12 @@ class Failure(NamedTuple):
 
 
 def failures_of(run: RecordedRun) -> list[Failure]:
-    """Return who failed in training, the most frequent first; being later than others is none."""
+    """Return who failed in training, the most frequent first."""
     texts: dict[ClientId, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for record in run.rounds:
-        for error in record.errors:
-            if error["phase"] == "train" and error["error"] != TOO_LATE:
-                text = _PLACE.sub("", foreign_text(error["error"], _LONGEST_REASON))
-                texts[error["client"]][_NUMBER.sub("", text)].append(text)
+        for error in failures_in(record):
+            text = _PLACE.sub("", foreign_text(error["error"], _LONGEST_REASON))
+            texts[error["client"]][_NUMBER.sub("", text)].append(text)
     found = []
     for client, kinds in texts.items():
         often = max(kinds.values(), key=len)

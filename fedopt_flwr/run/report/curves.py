@@ -44,8 +44,12 @@ _FIELDS = (
     Measure("global_train_loss", "Loss over all training data", "Σ p_i f_i(x)"),
     Measure("gradient_norm", "Norm of the whole gradient", "‖∇f(x)‖"),
     Recorded("drift", "Drift of the clients", "mean ‖Δ_i − Δ̄‖"),
-    Recorded("control_norm", "Norm of the control variates", "mean ‖c_i‖"),
-    Recorded("gradient_cosine", "Cosine between gradients of clients", "cosine"),
+    Measure("control_norm", "Norm of the server's control variate", "‖c‖"),
+    Recorded("gradient_cosine", "Cosine of step and gradient", "cos(x⁻ − x, ∇f(x⁻))"),
+    Measure("worst_test_accuracy", "Accuracy of the worst clients", "mean of the worst tenth"),
+    Measure("worst_test_loss", "Loss of the worst clients", "mean of the worst tenth"),
+    Measure("client_accuracy_std", "Spread of accuracy over clients", "standard deviation"),
+    Measure("client_loss_std", "Spread of loss over clients", "standard deviation"),
     Recorded("seconds", "Seconds of a round", "seconds"),
     Recorded("client_seconds", "Seconds of a client's local work, mean", "seconds"),
 )
@@ -145,10 +149,11 @@ def _divergences(curve: Curve, measure: Measure) -> list[dict[str, Any]]:
             continue
         end = numbers.index(trace.diverged_at)
         values = [measure.drawn(record) for record in trace.rounds[: end + 1]]
-        finite = [value for value in values if value is not None and np.isfinite(value)]
-        if finite:
+        finite = [value if value is not None and np.isfinite(value) else None for value in values]
+        before = [value for value in finite[:-1] if value is not None]
+        if before or finite[-1] is not None:
             x = {unit: float(so_far(trace.rounds, unit)[end]) for unit in _UNITS}
-            found.append({"x": x, "y": finite[-2] if len(finite) > 1 else finite[-1]})
+            found.append({"x": x, "y": before[-1] if before else finite[-1]})
     return found
 
 

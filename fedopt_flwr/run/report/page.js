@@ -28,6 +28,7 @@
 
   // looks
   const isDark = () => dark.matches && !onPaper;
+  const stronger = () => (isDark() ? "lighter" : "darker"); // how larger numbers look
   const shown = (colour) => {
     if (!isDark()) return colour;
     const parts = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
@@ -113,7 +114,7 @@
     const decades = Math.log10(Math.max(...values) / Math.min(...values));
     draw("plot-curves", traces, {
       xaxis: axis({ title: { text: AXES[unit()] }, tickformat: unit() === "bytes" ? "~s" : "" }),
-      yaxis: axis({ title: { text: plain(found.axis) }, type: log ? "log" : "linear", tickformat: found.percent ? ".3~%" : "~g", dtick: log && decades < 3 ? (decades < 0.5 ? "D1" : "D2") : undefined, ...ends }),
+      yaxis: axis({ title: { text: plain(found.axis) }, type: log ? "log" : "linear", tickformat: found.percent ? ".3~%" : "~g", dtick: log && decades < 3 ? (decades < 1 ? "D1" : "D2") : undefined, ...ends }),
       uirevision: `${found.name} ${unit()} ${log}`, hovermode: "closest",
     });
     place("plot-curves").setAttribute("aria-label", `Curves: ${found.axis} over ${AXES[unit()]}; the last values are in the table of results.`);
@@ -159,7 +160,8 @@
   // clients
   const run = () => numbers.runs[Number(place("run").value) || 0];
   const rowAxis = (names, title) => axis({ title: { text: title }, range: [names.length - 0.5, -0.5], tickmode: "array",
-    tickvals: spaced(names.length), ticktext: spaced(names.length).map((row) => plain(names[row])) });
+    tickvals: spaced(names.length), ticktext: spaced(names.length).map((row) => plain(short(names[row]))) });
+  const short = (name) => (name.length > 14 && window.innerWidth < 640 ? `${name.slice(0, 13)}…` : name);
   const spaced = (count) => {
     const step = Math.ceil(count / 12);
     return Array.from({ length: Math.ceil(count / step) }, (_, n) => n * step);
@@ -187,7 +189,7 @@
       marker: { symbol: "x", size: Math.max(4, Math.min(9, 500 / x.length)), color: numbers.alarm }, hoverinfo: "skip" };
     draw("plot-participation", [heat, bad], { xaxis: columnAxis(found), yaxis: rowAxis(found.clients, "client"), uirevision: run().name });
     const [clients, each] = found.each;
-    const block = clients * each > 1 ? `A block is ${clients} ${clients > 1 ? "clients" : "client"} in ${each} ${each > 1 ? "rounds" : "round"}, darker where more replies counted. ` : "Blue: the reply counted. ";
+    const block = clients * each > 1 ? `A block is ${clients} ${clients > 1 ? "clients" : "client"} in ${each} ${each > 1 ? "rounds" : "round"}, ${stronger()} where more replies counted. ` : "Blue: the reply counted. ";
     const failed = found.failed.length ? "× marks a reply that failed." : "No reply failed.";
     place("note-participation").textContent = block + failed;
     place("plot-participation").setAttribute("aria-label", `Who took part in which round. ${block}${failed} The numbers are in the table of clients.`);
@@ -242,7 +244,7 @@
     { xaxis: axis({ title: { text: "label" }, tickformat: "d", dtick: x.length <= 20 ? 1 : undefined }), yaxis: rowAxis(labels.clients, "client") });
     const cut = labels.classes > x.length ? ` Of ${labels.classes} classes the first ${x.length} are drawn.` : "";
     const blocks = labels.each > 1 ? ` A row is ${labels.each} clients.` : "";
-    place("note-labels").textContent = `How many examples of each label each client of this run holds, as its configuration divides the data on this machine; data that clients or a program bring along is not seen. Darker is more, on a log scale.${blocks}${cut}`;
+    place("note-labels").textContent = `How many examples of each label each client of this run holds, as its configuration divides the data on this machine; data that clients or a program bring along is not seen. The ${stronger()} the more, on a log scale.${blocks}${cut}`;
     place("plot-labels").setAttribute("aria-label", "Examples of each label on each client.");
   };
   const drawClients = () => {

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ...rounds.record import NOT_COUNTED
 from ..plots.curves import (
     TEST_LOSS,
     Cost,
@@ -108,4 +109,6 @@ def _megabytes(trace: Trace) -> float:
 
 
 def _failures(trace: Trace) -> float:
-    return sum(record.failures - record.num_late for record in trace.rounds)
+    errors = [str(error["error"]) for record in trace.rounds for error in record.errors]
+    not_theirs = sum(error.startswith(NOT_COUNTED) for error in errors)
+    return sum(record.failures for record in trace.rounds) - not_theirs

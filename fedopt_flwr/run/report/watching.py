@@ -22,6 +22,7 @@ from ...errors import ConfigError
 from ..reading import CONFIG, ROUNDS, SUMMARY, run_folders
 from .labels import Labels
 from .page import Report, content
+from .runs import COMPARISON
 
 _OWN_NAMES = ["localhost", "127.0.0.1", "["]  # the last of all: what is split off [::1]:PORT
 
@@ -39,31 +40,31 @@ class Watched:
     def report(self) -> tuple[str, Report]:
         """Return the state of the runs, and their page; ConfigError if one cannot be read."""
         folders = run_folders(self._given)
-        state = _state(folders)  # before they are read: what comes meanwhile is newer
+        state = self._state(folders)  # before they are read: what comes meanwhile is newer
         return state, Report(folders, self._given, self._labels)
 
     def newest(self) -> tuple[str, Report]:
         """Return what `report` does, from before where nothing has changed since."""
         with self._lock:
-            if _state(run_folders(self._given)) != self._report[0]:
+            if self._state(run_folders(self._given)) != self._report[0]:
                 self._report = self.report()
             return self._report
 
-
-def _state(folders: Sequence[Path]) -> str:
-    """Return what changes whenever a file of these runs does."""
-    found = []
-    for folder in folders:
-        for name in (ROUNDS, SUMMARY, CONFIG):
+    def _state(self, folders: Sequence[Path]) -> str:
+        """Return what changes whenever a file that is read does."""
+        files = [folder / COMPARISON for folder in self._given]
+        files += [folder / name for folder in folders for name in (ROUNDS, SUMMARY, CONFIG)]
+        found = []
+        for file in files:
             with contextlib.suppress(OSError):
-                seen = (folder / name).stat()
+                seen = file.stat()
                 found.append(f"{seen.st_mtime_ns:x}.{seen.st_size:x}")
-    return "-".join(found)
+        return "-".join(found)
 
 
-def application(watched: Watched, *, is_local: bool) -> Starlette:
-    """Return the application; a local one answers to this machine's own names alone, so that no
-    page of another site can read it by giving its own name this address."""
+def application(watched: Watched, host: str) -> Starlette:
+    """Return the application; at a loopback address it answers to this machine's own names alone,
+    so that no page of another site can read it by giving its own name this address."""
 
     def page(request: Request) -> Response:
         state, report = watched.newest()
@@ -78,7 +79,8 @@ def application(watched: Watched, *, is_local: bool) -> Starlette:
     def unreadable(request: Request, error: Exception) -> Response:
         return PlainTextResponse(str(error), status_code=503)
 
-    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=_OWN_NAMES if is_local else ["*"])
+    names = [*_OWN_NAMES, host] if is_loopback(host) else ["*"]
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=names)
     return Starlette(
         routes=[Route("/", page), Route("/content", newer)],
         middleware=[hosts, Middleware(GZipMiddleware, minimum_size=1000)],
@@ -107,7 +109,7 @@ def serve(given: Sequence[Path], host: str, port: int, on_start: Callable[[int],
             f"--address: cannot listen on {host} port {port}: {error.strerror or error}; name "
             "another address, with port 0 for any that is free"
         ) from error
-    app = application(watched, is_local=is_loopback(host))
+    app = application(watched, host)
     config = uvicorn.Config(app, log_level="warning", ws="none", lifespan="off", access_log=False)
     with listening, contextlib.suppress(KeyboardInterrupt):
         on_start(listening.getsockname()[1])

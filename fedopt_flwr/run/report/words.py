@@ -56,17 +56,18 @@ def _comparability(runs: Sequence[RecordedRun]) -> Iterator[str]:
 
 def _ranking(found: Ranked) -> Iterator[str]:
     curves = with_values(found.curves, found.main)
+    diverged = [c.name for c in curves if any(t.diverged_at is not None for t in c.traces)]
     results = [(curve.name, result_of(curve, found.main)) for curve in curves]
-    known = [(name, value) for name, value in results if math.isfinite(value)]
+    known = [(n, value) for n, value in results if math.isfinite(value) and n not in diverged]
     if len(known) > 1 and found.main.is_known:
         what, shown = found.main.title.lower(), found.main.shown
         (first, best), (second, next_best) = known[:2]
         extreme = "lowest" if found.main.is_lower_better else "highest"
+        others = " of those that did not diverge" if diverged else ""
         yield (
-            f"{first} has the {extreme} {what}, {shown(best)}; {second} follows, "
+            f"{first} has the {extreme} {what}{others}, {shown(best)}; {second} follows, "
             f"{shown(next_best)}."
         )
-    diverged = [c.name for c in curves if any(t.diverged_at is not None for t in c.traces)]
     if diverged:
         yield f"Diverged: {_some(diverged)}."
 
@@ -142,8 +143,10 @@ def _clients(run: RecordedRun) -> Iterator[str]:
     number = run.config.federation.num_clients
     counted = {client for record in run.rounds if record.round for client in record.clients}
     if isinstance(number, int) and counted and (missing := number - len(counted)) > 0:
-        who = f"{missing:,} of {number:,} clients have"
-        yield f"{who} not been counted in any round, so the model knows nothing of their data."
+        had_start = run.rounds[0].round == 0  # what all clients sent in it moves the model later
+        what = "after the start pass" if had_start else "so the model knows nothing of their data"
+        who = f"{missing:,} of {number:,} clients {'has' if missing == 1 else 'have'}"
+        yield f"{who} not been counted in any round{' ' if had_start else ', '}{what}."
 
 
 def _short(value: float) -> str:
