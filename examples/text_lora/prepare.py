@@ -3,7 +3,7 @@
     FEDOPT_DATA=... python prepare.py [--steps 2000]
 
 A language model of GPT-2's shape learns to continue the public half of the posts; no label is used.
-About ten minutes of one core. The head of the classifier is new and drawn by the run's seed.
+About ten minutes of two cores. The head of the classifier is new and drawn by the run's seed.
 """
 
 from __future__ import annotations

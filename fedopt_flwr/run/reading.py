@@ -33,6 +33,7 @@ class RecordedRun:
     rounds: list[RoundRecord]
     diverged_at: int | None
     is_finished: bool
+    stopped: str = ""  # "after round 7: ...", if it ended before its last round
 
 
 def read_finished(path: Path) -> Outcome:
@@ -78,10 +79,12 @@ def read_so_far(path: Path) -> RecordedRun:
     except ConfigError as error:
         raise ConfigError([f"RUN: {str(path)!r}: {text}" for text in error.problems]) from error
     is_finished = (path / SUMMARY).exists()
-    found = diverged_at(records)
+    found, stopped = diverged_at(records), ""
     with contextlib.suppress(ConfigError):  # of another version
-        found = read_finished(path).summary["diverged_at"] if is_finished else found
-    return RecordedRun(path, config, records, found, is_finished)
+        if is_finished:
+            summary = read_finished(path).summary
+            found, stopped = summary["diverged_at"], str(summary.get("stopped") or "")
+    return RecordedRun(path, config, records, found, is_finished, stopped)
 
 
 def run_folders(given: Sequence[Path]) -> list[Path]:

@@ -9,9 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import write_run_at_work
+from helpers import (
+    as_datasets,
+    linear_model,
+    small_config,
+    softmax_clients,
+    write_run_at_work,
+)
 
-from fedopt_flwr import RunConfig
+from fedopt_flwr import RunConfig, simulate
 from fedopt_flwr.data import load_federated_data
 from fedopt_flwr.errors import ConfigError
 from fedopt_flwr.rounds.record import NOT_COUNTED, TOO_LATE, RoundRecord
@@ -358,3 +364,16 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         file.write("half\n")
     with pytest.raises(ConfigError, match=r"line 2 of .* is no record of a round"):
         report_of(tmp_path / "a")
+
+
+def test_why_a_run_stopped_is_told(tmp_path: Path) -> None:
+    simulate(
+        small_config(
+            stop={"metric": "train_loss", "target": 100.0},
+            output={"directory": str(tmp_path / "a")},
+        ),
+        linear_model,
+        as_datasets(softmax_clients([20] * 3)),
+    )
+    (first, *_) = report_of(tmp_path / "a").words["summary"]
+    assert first.startswith("Stopped after round 1: train_loss is ")

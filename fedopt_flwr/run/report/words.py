@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from ...problems import foreign_text
 from ..plots.curves import Curve, Measure, Trace, result_of, with_values
 from ..plots.subject import in_words
 from ..reading import RecordedRun
@@ -99,11 +100,11 @@ def _of_run(run: RecordedRun, main: Measure, *, is_alone: bool) -> Iterator[str]
 
 def _outcome(run: RecordedRun, main: Measure) -> str:
     last, planned = run.rounds[-1].round, run.config.federation.num_rounds
-    start = (
-        f"Finished after round {last}"
-        if run.is_finished
-        else f"Not finished, at work or stopped on the way: {last} of {planned} rounds are over"
-    )
+    start = f"Not finished, at work or stopped on the way: {last} of {planned} rounds are over"
+    if run.is_finished:
+        start = f"Finished after round {last}"
+    if run.stopped:
+        start = f"Stopped {foreign_text(run.stopped)}"
     curves = with_values([Curve("", [Trace(run.rounds)])], main)
     value = f"; {main.title.lower()} {main.shown(result_of(curves[0], main))}" if curves else ""
     sent = sum(r.uplink_bytes + r.downlink_bytes for r in run.rounds) / 1e6
