@@ -264,6 +264,7 @@ def test_what_differs_between_runs_is_marked(tmp_path: Path) -> None:
     report = report_of(tmp_path)
     rows = {row["key"]: row for row in report.words["settings"]}
     assert rows["training.batch_size"]["differs"]
+    assert "output.directory" not in rows
     assert sorted(rows["training.batch_size"]["values"]) == ["16", "8"]
     assert rows["federation.num_clients"] == {
         "key": "federation.num_clients",

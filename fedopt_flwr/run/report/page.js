@@ -96,6 +96,14 @@
     const parts = colour.startsWith("#") ? [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16)) : colour.match(/\d+/g);
     return `rgba(${[...parts].slice(0, 3).join(",")},0.15)`;
   };
+  const logStep = (values) => { // Plotly labels whole decades alone, or too much of one
+    const [least, most] = [Math.min(...values), Math.max(...values)];
+    const decades = Math.log10(most / least);
+    if (!(decades > 0) || decades >= 3) return undefined;
+    if (decades >= 0.5) return decades < 1 ? "D1" : "D2";
+    const power = 10 ** Math.floor(Math.log10((most - least) / 5));
+    return `L${[1, 2, 5, 10].find((n) => n * power >= (most - least) / 5) * power}`;
+  };
   const drawCurves = () => {
     const found = measure();
     if (!found) return noCurves();
@@ -111,10 +119,9 @@
       ends.range = [low - margin, high + margin];
     }
     const values = traces.flatMap((trace) => trace.y).filter((value) => value > 0);
-    const decades = Math.log10(Math.max(...values) / Math.min(...values));
     draw("plot-curves", traces, {
       xaxis: axis({ title: { text: AXES[unit()] }, tickformat: unit() === "bytes" ? "~s" : "" }),
-      yaxis: axis({ title: { text: plain(found.axis) }, type: log ? "log" : "linear", tickformat: found.percent ? ".3~%" : "~g", dtick: log && decades < 3 ? (decades < 1 ? "D1" : "D2") : undefined, ...ends }),
+      yaxis: axis({ title: { text: plain(found.axis) }, type: log ? "log" : "linear", tickformat: found.percent ? ".3~%" : "~g", dtick: log ? logStep(values) : undefined, ...ends }),
       uirevision: `${found.name} ${unit()} ${log}`, hovermode: "closest",
     });
     place("plot-curves").setAttribute("aria-label", `Curves: ${found.axis} over ${AXES[unit()]}; the last values are in the table of results.`);

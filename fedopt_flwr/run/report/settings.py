@@ -37,6 +37,8 @@ def _column(runs: Sequence[RecordedRun]) -> dict[str, str]:
         values = run.config.to_dict()
         values["algorithm"] = {**_rule_values(run), "name": run.config.algorithm.name}
         for key, value in flat_settings(values):
+            if key == "output.directory":  # the page names the folders; they differ in every run
+                continue
             found.setdefault(key, {})[foreign_text(value, _LONGEST_VALUE)] = None
     return {key: ", ".join(texts) for key, texts in found.items()}
 
