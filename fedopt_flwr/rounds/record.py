@@ -85,6 +85,7 @@ class RoundRecord:
     seconds: float = 0.0  # from the choice of clients to the new model, without the evaluation
     client_seconds: float | None = None  # mean local work of a counted client
     seconds_by_client: dict[str, float] = field(default_factory=dict)  # of each one, by id
+    examples_by_client: dict[str, int] = field(default_factory=dict)  # n_i of each one, by id
     chosen: dict[str, float] = field(default_factory=dict)  # step sizes of this round alone
     # of an open federation, before the round: joined, forgotten, resized, restarted
     members: dict[str, list[ClientId]] = field(default_factory=dict)
@@ -108,6 +109,7 @@ class RoundRecord:
             self.train_loss = sum(u.loss * num_examples[i] for i, u in counted.items()) / total
             self.client_seconds = sum(u.seconds for u in counted.values()) / len(counted)
             self.seconds_by_client = {str(i): round(u.seconds, 4) for i, u in counted.items()}
+            self.examples_by_client = {str(i): num_examples[i] for i in counted}
 
     def measured(self, name: str) -> float | None:
         """Return one of `MEASURES`, or the metric of that name; None where it has no value."""

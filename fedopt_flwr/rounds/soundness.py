@@ -77,7 +77,7 @@ def take_back(
     record.clients = []
     record.failures = num_asked
     record.train_loss = record.client_seconds = None
-    record.seconds_by_client = {}
+    record.seconds_by_client, record.examples_by_client = {}, {}
     record.test_loss = record.test_metric = record.test_accuracy = None
     record.test_metrics = {}
     suspect, name, size = largest(uploads)

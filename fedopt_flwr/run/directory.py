@@ -32,6 +32,7 @@ from .checkpoints import (
 from .pretrained import PRETRAINED, write_pretrained
 from .reading import CONFIG, ROUNDS, SUMMARY, record_of_line
 from .trackers import IDENTITIES, TENSORBOARD
+from .versions import VERSIONS, versions
 
 MODEL = "model.safetensors"
 BEST = "model_best.safetensors"
@@ -63,6 +64,8 @@ class RunDirectory:
             self._take_lock()
             with replacing(self.path / CONFIG) as file:
                 file.write(tomli_w.dumps(config).encode())
+            with replacing(self.path / VERSIONS) as file:
+                file.write(json.dumps(versions(), indent=2).encode() + b"\n")
         except (OSError, ValueError) as error:  # ValueError: text that no path or file can hold
             self.close()
             raise ConfigError(
@@ -77,7 +80,7 @@ class RunDirectory:
                 f"remove this one{more}"
             )
         names = (CONFIG, SUMMARY, MODEL, BEST, CURVES, FOLDER, PRETRAINED, TENSORBOARD, IDENTITIES)
-        patterns = (*names, "checkpoint-*.safetensors")
+        patterns = (*names, VERSIONS, "checkpoint-*.safetensors")
         present = [path.name for name in patterns for path in self.path.glob(name)]
         if present:
             raise ConfigError(
@@ -114,7 +117,7 @@ class RunDirectory:
         try:
             for name in (FOLDER, TENSORBOARD):
                 shutil.rmtree(self.path / name, ignore_errors=True)
-            for name in (ROUNDS, CONFIG, IDENTITIES):
+            for name in (ROUNDS, CONFIG, IDENTITIES, VERSIONS):
                 (self.path / name).unlink(missing_ok=True)
         finally:
             self._lock.release()
@@ -128,7 +131,8 @@ class RunDirectory:
         try:
             for name in (PRETRAINED, TENSORBOARD):
                 shutil.rmtree(self.path / name, ignore_errors=True)
-            for name in (ROUNDS, SUMMARY, MODEL, BEST, CURVES, CONFIG, IDENTITIES):
+            results = (SUMMARY, MODEL, BEST, CURVES)
+            for name in (ROUNDS, *results, CONFIG, IDENTITIES, VERSIONS):
                 (self.path / name).unlink(missing_ok=True)
         finally:
             self._lock.release()
@@ -191,7 +195,7 @@ class RunDirectory:
                 self._rounds.close()
             self._rounds = None
             if is_in_place and is_empty and not has_checkpoint(self.path):
-                for name in (ROUNDS, CONFIG, IDENTITIES):
+                for name in (ROUNDS, CONFIG, IDENTITIES, VERSIONS):
                     (self.path / name).unlink(missing_ok=True)
                 shutil.rmtree(self.path / TENSORBOARD, ignore_errors=True)
         if self._lock.is_locked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import platform
 import signal
 import subprocess
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from processes import FEDOPT, QUICK, InProcess, fedopt, refused
 
 WIDE = ["--set", "model.options.hidden=[9000]"]
@@ -26,9 +28,13 @@ def test_simulate_prints_header_and_rounds_and_writes_its_files(tmp_path: Path) 
     assert "γ = η_g·η·K = 0.9402" in result.stdout  # 50^¼/4^¾
     assert "round 4/4" in result.stdout
     assert "warning: algorithm.momentum: the theorem's" in result.stderr
+    installed = json.loads((tmp_path / "out" / "versions.json").read_text())
+    assert installed["Python"] == platform.python_version()
+    assert installed["torch"].split("+")[0] == torch.__version__.split("+")[0]
     names = {p.name for p in (tmp_path / "out").iterdir()}
     assert names == {
         "config.toml",
+        "versions.json",
         "rounds.jsonl",
         "summary.json",
         "model.safetensors",

@@ -100,10 +100,11 @@ def test_given_seconds_take_the_place_of_measured_ones() -> None:
     ] == pytest.approx(4)
 
 
-def test_the_seconds_of_each_client_that_counted_are_recorded() -> None:
+def test_the_work_of_each_client_that_counted_is_recorded() -> None:
     config = config_of("padamfed", {}, clients_per_round=2)
     for record in simulate(config, linear_model, as_datasets(softmax_clients(SIZES))).rounds:
         assert set(record.seconds_by_client) == set(map(str, record.clients))
+        assert record.examples_by_client == {str(i): SIZES[i] for i in record.clients}
         seconds = record.seconds_by_client.values()
         assert record.client_seconds == pytest.approx(sum(seconds) / len(seconds), abs=1e-4)
 

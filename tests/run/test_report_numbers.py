@@ -248,14 +248,29 @@ def test_numbers_of_clients_that_are_not_finite_are_left_out(tmp_path: Path) -> 
     assert "test loss, last" not in rows_by_client(report)[0]
 
 
-def test_seconds_of_each_client_are_in_the_table(tmp_path: Path) -> None:
+def test_seconds_and_examples_of_each_client_are_in_the_table(tmp_path: Path) -> None:
+    first = {"seconds_by_client": {"0": 0.5, "1": 2.0}, "examples_by_client": {"0": 7, "1": 123457}}
     run_with(
         tmp_path / "a",
-        RoundRecord(1, clients=[0, 1], seconds_by_client={"0": 0.5, "1": 2.0}),
-        RoundRecord(2, clients=[0], seconds_by_client={"0": 1.0}),
+        RoundRecord(1, clients=[0, 1], **first),
+        RoundRecord(2, clients=[0], seconds_by_client={"0": 1.0}, examples_by_client={"0": 9}),
+        data={"name": "own:data"},
     )
     rows = rows_by_client(report_of(tmp_path / "a"))
-    assert [rows[i]["seconds, mean"] for i in (0, 1)] == [0.75, 2.0]
+    assert [rows[i]["seconds, mean"] for i in (0, 1, 2)] == [0.75, 2.0, None]
+    assert [rows[i]["examples"] for i in (0, 1, 2)] == [9, 123457, None]
+
+
+def test_versions_are_those_that_the_runs_began_with(tmp_path: Path) -> None:
+    for name, text in {"a": "1.39.0", "b": "1.42.0"}.items():
+        run_with(tmp_path / name, measured(1, 0.5))
+        (tmp_path / name / "versions.json").write_text(json.dumps({"flwr": text}))
+    assert report_of(tmp_path / "a", tmp_path / "b").words["versions"] == [
+        ("flwr", "1.39.0, 1.42.0")
+    ]
+    for wrong in ("", "[]", "{"):
+        (tmp_path / "a" / "versions.json").write_text(wrong)
+        assert report_of(tmp_path / "a").words["versions"] == [("Python", "not recorded")]
 
 
 def test_what_differs_between_runs_is_marked(tmp_path: Path) -> None:

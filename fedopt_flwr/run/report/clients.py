@@ -73,7 +73,7 @@ def _order(client: ClientId) -> tuple[bool, ClientId]:
 def clients_of(run: RecordedRun, examples: Sequence[int] | None, num_runs: int) -> dict[str, Any]:
     """Return the table of a run's clients and its pictures of them, for a page of that many runs.
 
-    `examples` are n_i by client, where they are known.
+    `examples` are n_i by client, where they are known; records have those of who took part.
     """
     cells = _MOST_CELLS // (num_runs * (2 + len(_PICTURES)))
     num_rows = min(100, max(20, cells // 400))
@@ -97,9 +97,11 @@ def _table(
     late = Counter(e["client"] for r in run.rounds for e in r.errors if e["error"] == TOO_LATE)
     failed = {failure.client: failure for failure in failures_of(run)}
     own = _by_client(run)
-    keys = [key for key in _KEYS if any(key in values for values in own.values())]
-    n_i = dict(enumerate(examples)) if examples and "examples" not in keys else {}
     everyone = sorted({*clients, *failed}, key=_order)
+    for client in everyone:
+        if examples and isinstance(client, int) and client < len(examples):
+            own[str(client)].setdefault("examples", [examples[client]])
+    keys = [key for key in _KEYS if any(key in values for values in own.values())]
     everyone.sort(key=lambda c: (-(failed[c].times if c in failed else 0), -counted[c]))
     rows = []
     for client in everyone[:MOST_ROWS]:
@@ -111,12 +113,10 @@ def _table(
             failure.times if failure else 0,
         ]
         row += [late[client]] if late else []
-        row += [n_i.get(client) if isinstance(client, int) else None] if n_i else []
         row += [_summed(own[str(client)][key], _KEYS[key][1]) for key in keys]
         rows.append([*row, reason])
     headings = ["client", "rounds counted", "failed", *(["late"] if late else [])]
-    headings += [*(["examples"] if n_i else []), *(_KEYS[key][0] for key in keys)]
-    headings.append("most frequent reason of failures")
+    headings += [*(_KEYS[key][0] for key in keys), "most frequent reason of failures"]
     return {"headings": headings, "rows": rows, "omitted": len(everyone) - len(rows)}
 
 
@@ -138,6 +138,8 @@ def _each(run: RecordedRun) -> Iterator[tuple[RoundRecord, str, str, float]]:
     for record in run.rounds:
         for client, seconds in record.seconds_by_client.items():
             yield record, client, "seconds", seconds
+        for client, count in record.examples_by_client.items():
+            yield record, client, "examples", count
         for client, values in (record.each_client or {}).items():
             for key, value in values.items():
                 if value is not None and math.isfinite(value):
@@ -148,7 +150,7 @@ def _summed(values: Sequence[float], how: str) -> float | None:
     if not values:
         return None
     number = {"last": values[-1], "max": max(values)}.get(how, statistics.fmean(values))
-    return float(f"{number:.5g}")
+    return int(number) if float(number).is_integer() else float(f"{number:.5g}")
 
 
 def _picture(found: Participation) -> dict[str, Any]:

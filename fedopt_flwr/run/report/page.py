@@ -24,7 +24,7 @@ from .curves import Ranked, colours_of, measures_of, panel, ranked
 from .labels import Labels, picture_of
 from .results import results_of
 from .runs import failed_cells, names_of
-from .settings import rules_of, settings_of, versions
+from .settings import rules_of, settings_of, versions_of
 from .words import summary_of
 
 MARK = b"<!DOCTYPE html><!-- fedopt report -->"  # how every page begins
@@ -64,7 +64,7 @@ class Report:
             "results": results_of(found),
             "settings": settings_of(groups),
             "rules": rules_of(runs),
-            "versions": versions(),
+            "versions": versions_of(runs),
             "runs": [foreign_text(run.path, 300) for run in runs],
         }
         self.numbers: dict[str, Any] = {

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import platform
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 from ...algorithms import ALGORITHMS
 from ...problems import foreign_text
 from ..grouping import flat_settings
 from ..reading import RecordedRun
+from ..versions import read_versions
 
-_PACKAGES = ("fedopt-flwr", "flwr", "torch", "numpy", "plotly")
 _LONGEST_VALUE = 300
 
 
@@ -69,12 +67,12 @@ def _rule(name: str) -> dict[str, str]:
     return {"name": name, "title": title, "formula": formula, "source": source.strip()}
 
 
-def versions() -> list[tuple[str, str]]:
-    """Return what is installed where the page is made; the folders of runs hold no versions."""
-    found = [("Python", platform.python_version())]
-    for package in _PACKAGES:
-        try:
-            found.append((package, metadata.version(package)))
-        except metadata.PackageNotFoundError:
-            found.append((package, "not installed"))
-    return found
+def versions_of(runs: Sequence[RecordedRun]) -> list[tuple[str, str]]:
+    """Return what was installed when these runs began; several versions where they differ."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for name, version in (read_versions(run.path) or {"Python": "not recorded"}).items():
+            found.setdefault(foreign_text(name, _LONGEST_VALUE), {})[
+                foreign_text(version, _LONGEST_VALUE)
+            ] = None
+    return [(name, ", ".join(texts)) for name, texts in found.items()]
