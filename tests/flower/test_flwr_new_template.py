@@ -52,7 +52,7 @@ def task_of(app: Path) -> ModuleType:
 def test_the_app_runs_and_learns(tmp_path: Path, kind: str, app: str) -> None:
     link = SuperLink(tmp_path, kind, NODES)
     try:
-        run = link.run("num-server-rounds=6 learning-rate=1.0 fraction-evaluate=1.0", APPS[app])
+        run = link.run("num-server-rounds=6 learning-rate=0.5 fraction-evaluate=1.0", APPS[app])
         words = run.stdout + run.stderr
         models = [*tmp_path.rglob("final_model.pt")]
         assert len(models) == 1, words + link.logs()
