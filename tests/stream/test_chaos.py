@@ -12,6 +12,6 @@ from processes import Processes
 def test_a_federation_under_attack_does_every_round_once(
     processes: Processes, rule: str, gone_from: int | None
 ) -> None:
-    chaos = Chaos(processes, rule, 5, 4, 16, gone_from, server_kills=0.1, start_timeout=30)
+    chaos = Chaos(processes, rule, 5, 4, 16, gone_from, server_kills=0.1, start_timeout=60)
     chaos.run()
     assert sum(chaos.counts.values()) > 2
