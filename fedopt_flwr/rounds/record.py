@@ -116,8 +116,9 @@ class RoundRecord:
         value: float | None
         if name in SPREADS:
             metric, key = SPREADS[name]
-            found = self.on_clients or {"spread": {}, "own_spread": {}}
-            value = (found["own_spread"] or found["spread"]).get(metric, {}).get(key)
+            found = self.on_clients or {}
+            spread = found.get("own_spread") or found.get("spread", {})
+            value = spread.get(metric, {}).get(key)
         elif name in MEASURES:
             value = getattr(self, name)
         else:

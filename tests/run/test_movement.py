@@ -551,3 +551,9 @@ def test_a_gradient_that_is_not_finite_is_no_part_of_a_sum() -> None:
         assert [(e["client"], e["phase"]) for e in record.errors] == [(2, "diagnose")]
         assert "'gradient' is not finite" in record.errors[0]["error"]
     assert diverged_at(found.records) is None
+
+
+def test_the_spread_of_records_from_before_own_models_is_read() -> None:
+    record = RoundRecord(1, on_clients={"spread": {"accuracy": {"worst": 0.25}}})
+    assert record.measured("worst_test_accuracy") == 0.25
+    assert record.measured("client_loss_std") is None
