@@ -426,6 +426,16 @@ REFERENCES: dict[str, tuple[str, Rule, dict[str, Any]]] = {
     "stem": ("stem", stem, {**FULL, "local_momentum": 0.3}),
     "mb_storm": ("mb_storm", mb_storm, MOMENTUM),
     "local_adam": ("local_adam", partial(local_adaptive, rule="local_adam"), LOCAL),
+    "local_adam-rmsprop": (
+        "local_adam",
+        partial(local_adaptive, rule="local_adam", optimizer="rmsprop"),
+        {**LOCAL, "optimizer": "rmsprop"},
+    ),
+    "local_adam-adamw": (
+        "local_adam",
+        partial(local_adaptive, rule="local_adam", optimizer="adamw"),
+        {**LOCAL, "optimizer": "adamw", "decoupled_weight_decay": 0.1},
+    ),
     "fa_nt": ("fa_nt", partial(local_adaptive, rule="fa_nt"), LOCAL),
     "fadamgc-adam": ("fadamgc", partial(local_adaptive, rule="fadamgc"), LOCAL),
     "fadamgc-rmsprop": (

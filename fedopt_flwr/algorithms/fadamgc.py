@@ -5,24 +5,22 @@ review), Algorithm 1; RMSProp from its appendix J. Only a subset of the sampled 
 control variate, which saves uplink.
 Deviations: c_i⁺ − c_i travels instead of c_i⁺; c_i start from K minibatch gradients, the paper's
 full local gradient is "full_gradient"; v̂ begins a round at v, which the paper leaves open; ε stands
-outside the root for RMSProp too; AdamW, of which the paper gives no formula, is the usual one.
-Taken from `local_adam`: the moments of a client (`AdamMoments`).
+outside the root for RMSProp too, whose v is of corrected gradients, which the paper leaves open;
+AdamW, of which the paper gives no formula, is the usual one.
+Taken from `local_adam`: the moments of a client and the three optimisers (`AdamMoments`).
 Defaults: η = 0.001, β₁ = 0.9, β₂ = 0.99, ε = 1e-8, η_g = 1, S̃ = S.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 
 from ..algorithm import Arrays, ClientState, Objective, Reply, ServerState, weighted_sum
 from ._control_variates import TrackedAdamRule
-from .local_adam import AdamMoments
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .local_adam import AdamMoments, LocalOptimizer
 
 
 class FAdamGC(TrackedAdamRule):
@@ -31,7 +29,7 @@ class FAdamGC(TrackedAdamRule):
 
     name: ClassVar[str] = "fadamgc"
 
-    optimizer: Literal["adam", "rmsprop", "adamw"] = Field("adam", description="local optimiser")
+    optimizer: LocalOptimizer = Field("adam", description="local optimiser")
     decoupled_weight_decay: float = Field(
         0.01, ge=0, title="λ", description="of adamw alone: y ← y − η(step + λy)"
     )
@@ -60,21 +58,16 @@ class FAdamGC(TrackedAdamRule):
         for batch in objective.batches():
             gradient = objective.gradient(y, batch)
             gradient_sum.add_(gradient)
-            y.sub_(self._step(moments, gradient.add_(correction), y))
+            step = moments.step_of(
+                self.optimizer, gradient.add_(correction), y, self.decoupled_weight_decay
+            )
+            y.sub_(step.mul_(self.client_learning_rate))
         upload, state = {"delta": y - x}, {**client_state, "second_moment": moments.second}
         if self.tracks:
             change = gradient_sum.div_(objective.num_steps).sub_(c_i)
             upload["control_variate_change"] = change
             state["control_variate"] = c_i + change
         return upload, state
-
-    def _step(self, moments: AdamMoments, gradient: Tensor, y: Tensor) -> Tensor:
-        if self.optimizer == "rmsprop":
-            return moments.rms_step(gradient).mul_(self.client_learning_rate)
-        step = moments.step(gradient)
-        if self.optimizer == "adamw":
-            step.add_(y, alpha=self.decoupled_weight_decay)
-        return step.mul_(self.client_learning_rate)
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         delta = weighted_sum([(r.weight, r.upload["delta"]) for r in replies])

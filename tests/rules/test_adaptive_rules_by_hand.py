@@ -82,6 +82,22 @@ def test_fadamgc_knows_three_optimisers(optimizer: str, x: float) -> None:
     assert run.x.tolist() == pytest.approx([x])
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "x"),
+    # ∇F = 2 then 2, v = 1 then 1.75; RMSProp 2/(√v + 1); Adam m = 1 and 1.5, AdamW adds λy
+    [
+        ("rmsprop", 1 - 0.1 * (1 + 2 / (math.sqrt(1.75) + 1))),
+        ("adam", 1 - 0.1 * (0.5 + 1.5 / (math.sqrt(1.75) + 1))),
+        ("adamw", 0.93 - 0.1 * (1.5 / (math.sqrt(1.75) + 1) + 0.2 * 0.93)),
+    ],
+)
+def test_local_adam_knows_three_optimisers(optimizer: str, x: float) -> None:
+    rule = LocalAdam(**LOCAL, optimizer=optimizer, decoupled_weight_decay=0.2)
+    run = on_slopes(rule, [1.0], [[2.0]], steps=2)
+    run.round([0])
+    assert run.x.tolist() == pytest.approx([x])
+
+
 def test_fadamgc_full_gradient_start_takes_all_examples() -> None:
     rule = FAdamGC(**LOCAL, control_variate_start="full_gradient")
     run = on_toys(rule, 1.0, [bowl([1.0, 3.0])])
