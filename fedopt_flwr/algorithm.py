@@ -204,6 +204,11 @@ class Algorithm(BaseModel):
         """Take in the replies of a round, which are sorted by client id and never empty."""
         raise TypeError(f"{type(self).__name__}: server_update is missing; a rule must define it")
 
+    def taken_back(self, state: ServerState) -> ServerState:
+        """Return the state to continue with after a round whose result was not finite or too large
+        and was undone; `state` is that of before it."""
+        return state
+
 
 def divided(vector: Tensor, number: float) -> Tensor:
     """Return vector / number, rounded alike on every device: a client's c_i and the server's c

@@ -7,13 +7,15 @@ y ← y − (γ/K)u/max(‖u‖, U).
 Ramp, U = 0: γ begins at 0.01(1 + ‖x⁰‖) and doubles in every round whose fresh mean gradient
 G = c + Σ w_i(c_i⁺ − c_i) still falls along the movement m before it: the slope
 p = −⟨G, m⟩/‖m‖ is above 0.3 of the largest so far, and the cosine p/‖G‖ above 0.3.
-The first other round ends it, or one whose loss is twice that at x⁰, then with γ of two rounds
-before; any later such round halves γ. From the end on U = 3‖g‖/‖ḡ‖, ḡ = Δ̄/γ, and γ is 3 times as
-long, so that γ/(KU) is the rate which that round had and only directions three times as long are
-cut. For half of the remaining rounds γ stays, but grows by a quarter in each round in which the
-cosine and its mean are above 0.15 and the mean loss, at its lowest so far, above a quarter of the
-first: the ground may be flatter than where the ramp ended. Once the mean loss is 1.2 times its
-lowest, half of these growths are taken back for good. Means have weight β for the newest.
+The first other round ends it, or one whose loss is above twice the largest F_i(x⁰) (above 0, where
+that is negative), then with a quarter of γ; any later such round halves γ, as does one that is
+taken back because the model was no longer finite. From the end on U = 3‖g‖/‖ḡ‖, ḡ = Δ̄/γ, and γ is
+3 times as long, so that γ/(KU) is the rate which that round had and only directions three times as
+long are cut. For half of the remaining rounds γ stays, but grows by a quarter in each round in
+which the cosine and its mean are above 0.15 and the mean loss, at its lowest so far, above a
+quarter of the first: the ground may be flatter than where the ramp ended. Once the mean loss is 1.2
+times its lowest, half of these growths are taken back for good. Means have weight β for the newest.
+x itself stays where it is: of all that was measured no round needed more than a shorter γ.
 In the other half γ falls to 0 in a line, if `decays`; without that nothing depends on T.
 Taken from `padamfed`: both halves; the lengths alone are its own.
 Defaults: β = 0.2 and the numbers above. Nothing to tune.
@@ -37,11 +39,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SCALARS = (
-    *("step_length", "norm_floor", "slope", "largest_slope", "ramp_end", "first_loss"),
+    *("step_length", "norm_floor", "slope", "largest_slope", "ramp_end"),
+    *("first_loss", "largest_first_loss"),
     *("mean_cosine", "mean_loss", "lowest_loss", "num_growths"),  # since the ramp
 )
-_HOPELESS = 2.0  # times the loss at x⁰, which no length of any use leads to
-_WORSE = 1.2  # times the lowest mean loss: γ has grown too far
+_HOPELESS = (
+    1.0  # the rise of the loss over F_i(x⁰), as a share of it, that no useful length leads to
+)
+_WORSE = 0.2  # the rise over the lowest mean loss, as a share of it: γ has grown too far
 _MOSTLY_DONE = 0.25  # of the loss at x⁰: what is left needs no other rate
 
 
@@ -85,7 +90,7 @@ class AutoFed(GradientVariateRule):
 
     def server_start(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         loss = sum(r.importance * r.loss for r in replies) / sum(r.importance for r in replies)
-        state = state.replace(first_loss=state["first_loss"].new_full((1,), loss))
+        state = _with(state, first_loss=loss, largest_first_loss=max(r.loss for r in replies))
         return self._half().server_start(state, replies)
 
     def at_round(self, state: ServerState, number: int) -> Self:
@@ -102,7 +107,8 @@ class AutoFed(GradientVariateRule):
             state.plan.num_rounds,
         )
         if end and self.decays:
-            gamma *= min(1.0, 2 * (horizon - number + 1) / (horizon - end))
+            left = max(horizon - number + 1, 1)  # an own loop may run on behind T
+            gamma *= min(1.0, 2 * left / max(horizon - end, 1))
         shown = {"gamma": gamma, **{n: float(state[n]) for n in ("norm_floor", "slope")}}
         return {**shown, "ramp_end": end} if end else shown
 
@@ -117,21 +123,25 @@ class AutoFed(GradientVariateRule):
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         loss, gamma = sum(r.weight * r.loss for r in replies), state["step_length"]
         first = float(state["first_loss"]) or loss
+        largest_first = float(state["largest_first_loss"]) or max(r.loss for r in replies)
         following = self._half().server_update(state, replies)
         before, movement = state["movement"], following["model"] - state["model"]
-        following = following.replace(movement=movement, first_loss=gamma.new_full((1,), first))
-        if not (bool(before.any()) and bool(movement.any())):
+        following = _with(following, first_loss=first, largest_first_loss=largest_first)
+        following = following.replace(movement=movement)
+        if not (float(before.norm()) and float(movement.norm())):
             return following
         changes = [(r.weight, r.upload["control_variate_change"]) for r in replies]
         fresh = weighted_sum(changes).add_(state["control_variate"])  # G
         slope = -(fresh @ before).reshape(1) / before.norm()  # p
-        is_hopeless = not loss <= _HOPELESS * first
+        following = following.replace(slope=slope)
+        is_hopeless = not loss - largest_first <= _HOPELESS * abs(largest_first)
         if int(state["ramp_end"]):
             if is_hopeless:
-                return following.replace(step_length=gamma / self.growth)
-            return self._after_ramp(following, loss, float(slope / fresh.norm()))
+                return self.taken_back(following)
+            size = fresh.norm()
+            return self._after_ramp(following, loss, float(slope / size) if size else 0.0)
         largest = slope.maximum(state["largest_slope"])
-        following = following.replace(slope=slope, largest_slope=largest)
+        following = following.replace(largest_slope=largest)
         falls = bool(slope > self.least_slope * largest.maximum(fresh.norm()))
         if falls and not is_hopeless:
             return following.replace(step_length=self.growth * gamma)
@@ -143,6 +153,11 @@ class AutoFed(GradientVariateRule):
             ramp_end=gamma.new_full((1,), self.round_number or 0),
         )
 
+    def taken_back(self, state: ServerState) -> ServerState:
+        """In the ramp the next good round doubles γ, to half of what was too long."""
+        by = self.growth if int(state["ramp_end"]) else self.growth**2
+        return state.replace(step_length=state["step_length"] / by)
+
     def _after_ramp(self, state: ServerState, loss: float, cosine: float) -> ServerState:
         """Let γ grow while that pays, and take half of the growths back where it did not."""
         gamma, grown = float(state["step_length"]), int(state["num_growths"])
@@ -153,15 +168,14 @@ class AutoFed(GradientVariateRule):
         end, horizon = int(state["ramp_end"]), state.plan.num_rounds
         may_grow = not self.decays or (self.round_number or 0) < (horizon + end) / 2
         is_due = min(cosine, mean_cosine) > self.least_cosine
-        is_due = is_due and mean_loss > _MOSTLY_DONE * float(state["first_loss"])
-        if grown > 0 and mean_loss > _WORSE * lowest:
+        first = float(state["first_loss"])
+        is_due = is_due and (first < 0 or mean_loss > _MOSTLY_DONE * first)
+        if grown > 0 and mean_loss - lowest > _WORSE * abs(lowest):
             gamma, grown = gamma / self.later_growth ** (grown / 2), -1  # for good
         elif grown >= 0 and may_grow and is_due and mean_loss == lowest:
             gamma, grown = gamma * self.later_growth, grown + 1
-        found = (gamma, mean_loss, mean_cosine, lowest, grown)
-        names = ("step_length", "mean_loss", "mean_cosine", "lowest_loss", "num_growths")
-        values = {n: state[n].new_full((1,), v) for n, v in zip(names, found, strict=True)}
-        return state.replace(**values)
+        state = _with(state, step_length=gamma, num_growths=grown, mean_cosine=mean_cosine)
+        return _with(state, mean_loss=mean_loss, lowest_loss=lowest)
 
     def _half(self) -> PAdaMFed:
         return _Capped(
@@ -170,6 +184,10 @@ class AutoFed(GradientVariateRule):
             momentum=self.momentum,
             norm_floor=self.norm_floor or 0.0,
         )
+
+
+def _with(state: ServerState, **numbers: float) -> ServerState:
+    return state.replace(**{n: state[n].new_full((1,), value) for n, value in numbers.items()})
 
 
 class _Capped(PAdaMFed):

@@ -71,7 +71,8 @@ class PAdaMFedDoG(PAdaMFed):
         distance, squares = float(state["distance"]), float(state["squared_gradients"])
         gamma = distance
         if squares > 0:  # not before the second round
-            gamma = distance / math.sqrt(squares) * (1 - (number - 1) / state.plan.num_rounds)
+            horizon = state.plan.num_rounds
+            gamma = distance / math.sqrt(squares) * (1 - (min(number, horizon) - 1) / horizon)
         return {"gamma": self.step_scale * gamma, "distance": distance}
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:

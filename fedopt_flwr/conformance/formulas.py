@@ -110,6 +110,25 @@ def check_distance_over_gradients(kind: Kind) -> None:
         squares += float(((federation.x - before) / found).square().sum())
 
 
+@check("a range test finds the length of rounds", is_named("autofed"))
+def check_range_test(kind: Kind) -> None:
+    """Down a slope rounds move γ, γ, 2γ, 4γ; where it turns, by what that found."""
+    slope = torch.tensor([3.0, 4.0])
+    federation = Federation(kind(), [linear(slope.tolist())] * 2)
+    gamma = 0.01 * (1 + math.sqrt(2))
+    for number, times in enumerate((1, 1, 2, 4), 1):
+        x = federation.x - gamma * times * slope / 5
+        require_close(federation.run(1), x, f"round {number} ends at")
+    federation.toys = [linear((-slope).tolist())] * 2
+    g, before = slope, federation.x
+    federation.run(1)  # u = 0.2(∇F − c_i + c) + 0.8g, with the c_i and c of before it
+    g = 0.2 * -slope + 0.8 * g
+    require_close(federation.x, before - 8 * gamma * slope / 5, "the ramp's last round ends at")
+    floor = 3 * 5 * 0.6  # 3‖g‖/‖ḡ‖, where ‖ḡ‖ is 1
+    x = federation.x - 3 * 8 * gamma * (0.2 * -slope + 0.8 * g) / floor
+    require_close(federation.run(1), x, "the first round after it ends at")
+
+
 @check("momentum starts at c", is_padamfed)
 def check_momentum_start(kind: Kind) -> None:
     server = unlike_clients(kind(), 2).server

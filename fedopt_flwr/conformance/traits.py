@@ -188,7 +188,10 @@ def check_bounded_steps(kind: Kind) -> None:
             require(length <= bound * (1 + 1e-4), f"‖Δ‖ is {length:.4g}, above ηK = {bound:.4g}")
 
 
-@check("the scale of the loss is not seen", has_field("normalize"))
+@check(
+    "the scale of the loss is not seen",
+    lambda kind: "normalize" in kind.model_fields or kind.name == "autofed",
+)
 def check_scale_invariance(kind: Kind) -> None:
     ends = []
     for scale in (1.0, 1000.0):

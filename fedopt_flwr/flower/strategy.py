@@ -402,6 +402,8 @@ class FederatedStrategy(Strategy):
         """Undo the round: its replies do not count, neither here nor for the clients' states."""
         self._before = None
         self.state, self._buffers, self.versions, uploads = before
+        if self.record.round:
+            self.state = self._rule_of_round.taken_back(self.state)
         self.write_to_model()
         take_back(self.record, uploads, len(self.asked), why)
 

@@ -17,6 +17,7 @@ from fedopt_flwr.algorithms import (
     ALGORITHMS,
     FANT,
     STEM,
+    AutoFed,
     DeltaSGD,
     FAdamGC,
     FedAdam,
@@ -399,6 +400,15 @@ class MomentumStartedAtZero(PAdaMFed):
         return following.replace(server_momentum=torch.zeros_like(following["model"]))
 
 
+class RampThatNeverEnds(AutoFed):
+    least_slope: float = -1e9
+
+
+class DirectionsNeverCut(AutoFed):
+    def at_round(self, state, number):
+        return super().at_round(state.replace(norm_floor=torch.zeros(1)), number)
+
+
 class DistanceFromTheLastModel(PAdaMFedDoG):
     def server_update(self, state, replies):
         return super().server_update(state.replace(initial_model=state["model"]), replies)
@@ -493,6 +503,8 @@ MUTANTS = {
     RoundThatForgetsTheModelBefore: "momentum on both sides",
     TenTimesTheTheoremsStep: "step sizes are the theorem's",
     MomentumStartedAtZero: "momentum starts at c",
+    RampThatNeverEnds: "a range test finds the length of rounds",
+    DirectionsNeverCut: "a range test finds the length of rounds",
     DistanceFromTheLastModel: "steps are distance over gradients",
     StepsThatDoNotShrinkToTheEnd: "steps are distance over gradients",
     NumberOfExamplesIgnored: "a reply counts by its weight",

@@ -6,12 +6,14 @@ Clients have gradients a₁ and a₂ everywhere, or bowls ½h‖y − m‖²; η
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import pytest
 from helpers import (
     SOFTMAX_DATA,
     Federation,
     bowl,
+    linear,
     linear_model,
     on_slopes,
     on_toys,
@@ -181,6 +183,85 @@ def test_autofed_without_decay_does_not_know_when_the_run_ends() -> None:
         assert run.rule.report(run.server, 20)["gamma"] == float(run.server["step_length"])
         ends.append(run.x.tolist())
     assert ends[0] == ends[1]
+
+
+def lengths_of(run: Federation, losses: Iterable[float]) -> list[float]:
+    """γ after each of these rounds of client 0, whose losses are given."""
+    lengths = []
+    for loss in losses:
+        run.toys[0].constant = loss
+        run.round([0])
+        lengths.append(float(run.server["step_length"]))
+    return lengths
+
+
+def test_autofed_grows_to_the_middle_of_what_is_left_unless_it_never_decays() -> None:
+    """Ten rounds; after the ramp's end in round 5, rounds 6 and 7 are the first half."""
+    losses = (10, 10, 10, 10, 30, 9, 8, 7, 6, 5)
+    decaying = on_slopes(AutoFed(), [1.0], [[1.0]])
+    assert lengths_of(decaying, losses)[5:] == pytest.approx([0.15, *[0.1875] * 4])
+    endless = on_slopes(AutoFed(decays=False), [1.0], [[1.0]])
+    assert lengths_of(endless, losses)[5:] == pytest.approx([0.12 * 1.25**n for n in range(1, 6)])
+
+
+def test_autofed_grows_only_where_the_round_itself_is_aligned() -> None:
+    """That of round 7 is 0.1, of (1, 0) and (0.1, 1), and the mean still above 0.15."""
+    run = on_slopes(AutoFed(), [1.0, 0.0], [[1.0, 0.0]])
+    lengths_of(run, (10, 10, 10, 10, 30, 9))
+    assert int(run.server["num_growths"]) == 1
+    run.toys = [linear([0.1, 1.0], 2)]
+    lengths_of(run, [8])
+    assert float(run.server["slope"]) == pytest.approx(0.1)  # also after the ramp
+    assert 0.15 < float(run.server["mean_cosine"]) < 0.4
+    assert int(run.server["num_growths"]) == 1
+
+
+def test_autofed_stays_finite_where_no_gradient_is_left() -> None:
+    run = on_slopes(AutoFed(), [1.0], [[1.0]])
+    lengths_of(run, (10, 10, 10, 10, 30, 9))
+    run.toys = [linear([0.0], 2)]
+    run.round([0])
+    run.round([0])
+    assert all(bool(vector.isfinite().all()) for vector in run.server.vectors.values())
+    assert float(run.server["slope"]) == 0.0
+
+
+@pytest.mark.parametrize("level", [-9.0, -0.5])
+def test_autofed_trains_on_losses_below_zero(level: float) -> None:
+    run = on_slopes(AutoFed(), [1.0], [[1.0]])
+    run.toys[0].constant = level - 1  # at 1 its loss is `level`
+    run = Federation(AutoFed(), run.toys, [1.0], num_rounds=10)
+    assert lengths_of(run, [level - 1] * 5) == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.32])
+    lengths_of(run, [4 * abs(level)])
+    assert int(run.server["ramp_end"]) == 6
+
+
+def test_autofed_takes_no_client_for_a_loss_that_grew() -> None:
+    """One of ten has a loss of 31, the others 2: its rounds are as they were at the start."""
+    toys = [linear([1.0], 2) for _ in range(10)]
+    for toy, loss in zip(toys, (31.0, *[2.0] * 9), strict=True):
+        toy.constant = loss
+    run = Federation(AutoFed(), toys, [1.0], sampled=1, num_rounds=40)
+    for number in range(5):
+        run.round([number % 3])
+    assert int(run.server["ramp_end"]) == 0
+    assert float(run.server["step_length"]) == pytest.approx(0.32)
+
+
+def test_autofed_runs_on_behind_its_last_round_with_the_last_length() -> None:
+    run = on_slopes(AutoFed(), [1.0], [[1.0]])
+    lengths_of(run, (10, 10, 10, 10, 30, 9, 8, 8, 8, 8))
+    last = run.rule.report(run.server, 10)["gamma"]
+    assert run.rule.report(run.server, 12)["gamma"] == last > 0
+    run.round([0])
+
+
+def test_autofed_halves_its_length_where_a_round_was_taken_back() -> None:
+    run = on_slopes(AutoFed(), [1.0], [[1.0]])
+    lengths_of(run, (10, 10, 10, 10))
+    assert float(run.rule.taken_back(run.server)["step_length"]) == pytest.approx(0.16 / 4)
+    lengths_of(run, [30])
+    assert float(run.rule.taken_back(run.server)["step_length"]) == pytest.approx(0.12 / 2)
 
 
 def test_autofed_refuses_what_it_finds_itself() -> None:

@@ -26,6 +26,8 @@ from helpers import (
 from torch import nn
 
 from fedopt_flwr import clients, resume, simulate, strategies
+from fedopt_flwr.algorithm import Algorithm
+from fedopt_flwr.algorithms import AutoFed
 from fedopt_flwr.engines.in_process import run_in_process
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.flower import FederatedClient, MemoryStates
@@ -91,8 +93,9 @@ def texts_of(run: OpenRun, number: int) -> dict[Any, str]:
 @pytest.mark.parametrize("name", SOME_FAST)
 @pytest.mark.parametrize("value", [HUGE, -1e25])
 def test_a_huge_reply_leaves_the_run_as_a_round_without_replies_does(
-    name: str, value: float
+    name: str, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(AutoFed, "taken_back", Algorithm.taken_back)  # it alone draws a conclusion
     gaps = []
 
     def compare(run: OpenRun) -> None:
@@ -161,6 +164,17 @@ def test_a_loss_that_never_was_finite_takes_nothing_back() -> None:
         )
     assert not any(r.taken_back for r in result.rounds)
     assert all(r.test_loss is not None and math.isnan(r.test_loss) for r in result.rounds)
+
+
+def test_a_rule_hears_that_a_round_was_taken_back() -> None:
+    config = softmax_config("autofed", 4, 14)
+    wrap = spoiling(set(range(6)), {13}, filled(HUGE))
+    run = open_run(config, SOFTMAX_DATA, wrap=wrap, test_data=SOFTMAX_DATA[3])
+    assert [r.round for r in run.records if r.taken_back] == [13]
+    lengths = {r.round: r.chosen["gamma"] for r in run.records[1:]}
+    # the line to 0 halves the last round's, and so does the rule after round 13
+    assert lengths[14] == pytest.approx(lengths[13] / 4)
+    assert lengths[13] == pytest.approx(lengths[12] * 2 / 3)
 
 
 def test_huge_buffers_move_nothing() -> None:
