@@ -1,4 +1,4 @@
-"""What several engines need: Flower's server kept lean, quiet and on a fixed number of threads."""
+"""What several engines need: Flower's server kept lean and quiet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from typing import NoReturn
 
-import torch
 from flwr.server import History, Server
 
 from ..errors import EndOfRun
@@ -55,17 +54,6 @@ def quiet(level: int = logging.ERROR) -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
-
-
-@contextlib.contextmanager
-def intra_op_threads(number: int) -> Iterator[None]:
-    """Compute with so many threads meanwhile; sums depend on their number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def keep_freed_memory() -> None:

@@ -13,7 +13,7 @@ from ..errors import EndOfRun
 from ..flower import FederatedClient, FederatedStrategy
 from ..flower.message_client import answer
 from ..flower.message_strategy import OverMessages
-from .common import intra_op_threads
+from ..flower.threads import intra_op_threads
 
 
 def make_client_app(client_for: Callable[[Context], FederatedClient]) -> ClientApp:

@@ -20,7 +20,8 @@ from flwr.server.client_proxy import ClientProxy
 
 from ..flower import ClientStates, FederatedClient, FederatedStrategy
 from ..flower.messages import NEVER, PHASE, ArraysInMemory, to_arrays
-from .common import LeanServer, NeverAsked, intra_op_threads, quiet
+from ..flower.threads import intra_op_threads
+from .common import LeanServer, NeverAsked, quiet
 
 _OK = Status(Code.OK, "")
 

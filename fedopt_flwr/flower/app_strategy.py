@@ -62,7 +62,7 @@ class SharedOptions(TypedDict, total=False):
     min_clients: int  # that start an "open" federation; None: clients_per_round
     forget_after: int  # rounds that a client of an "open" one may be away; None: any number
     start_timeout: float  # s to wait for all clients
-    threads: int  # intra-op threads of a client
+    threads: int  # intra-op threads of a client, and of the server's sums
     weights: Path | str | Mapping[str, Tensor]  # file or state_dict of the model: where it starts
     fraction_evaluate: float  # of the clients, that evaluate after each round; 0 if not given
     on_round: Callable[[RoundRecord], None]

@@ -47,6 +47,7 @@ from .messages import (
 )
 from .open_federation import Ledger, OpenFederation, warn_of_theory
 from .replies import Fit, accept, by_client
+from .threads import on_fixed_threads
 from .wrappers import refuse_privacy_wrappers
 
 
@@ -162,6 +163,7 @@ class FederatedStrategy(Strategy):
             diagnosed=self._diagnostics.kept if self._diagnostics else {},
         )
 
+    @on_fixed_threads
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Find all clients, fix the plan, run the start pass; called once, before round 1."""
         refuse_privacy_wrappers()
@@ -288,6 +290,7 @@ class FederatedStrategy(Strategy):
         uploads = accept(list(wanted), answers, expected, record, asked_for, steps)
         return refuse_above(self._config.federation.max_reply_norm, uploads, record, phase)
 
+    @on_fixed_threads
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
@@ -351,6 +354,7 @@ class FederatedStrategy(Strategy):
                 )
         return instructions
 
+    @on_fixed_threads
     def aggregate_fit(
         self, server_round: int, results: list[Fit], failures: list[Fit | BaseException]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:

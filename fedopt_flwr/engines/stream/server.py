@@ -25,7 +25,8 @@ from ...config.run_config import RunConfig
 from ...errors import ConfigError, Terminated
 from ...flower import FederatedStrategy
 from ...flower.sizes import largest_instruction, largest_reply
-from ..common import LeanServer, intra_op_threads, quiet
+from ...flower.threads import intra_op_threads
+from ..common import LeanServer, quiet
 from .desk import Desk, Refused, TakesTooLittle
 from .health import open_health_handler
 from .patience import Patience
