@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..data.client_data import NamedInputs
+from ..errors import ConfigError
 from ..models.weights import plain_module
 
 Loss = Callable[[Any, Any], Tensor]
@@ -121,10 +122,19 @@ def counted(loss: Loss, outputs: Any, targets: Any, num_examples: int) -> int | 
 
 
 def mixed(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
-    """Return what has a model compute in bfloat16 where that is safe; its parameters stay."""
+    """Return what has a model compute in bfloat16 where that is safe; its parameters stay.
+
+    ConfigError where PyTorch has no bfloat16 on that device.
+    """
     if precision == "float32":
         return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    try:
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    except (RuntimeError, AssertionError) as error:  # the latter of devices of other packages
+        raise ConfigError(
+            f"training.precision: got {precision!r}, which PyTorch does not compute on "
+            f"{str(device)!r}; use 'float32', or another training.device"
+        ) from error
 
 
 def outputs_of(module: nn.Module, inputs: Any, num_examples: int) -> Any:

@@ -20,7 +20,7 @@ from fedopt_flwr import ConfigError, RunConfig, simulate
 from fedopt_flwr.data import as_client_data
 from fedopt_flwr.flower import Instruction
 from fedopt_flwr.strategies import FedAvg
-from fedopt_flwr.training.calling import Loss
+from fedopt_flwr.training.calling import Loss, mixed
 from fedopt_flwr.training.diagnostics import diagnose
 from fedopt_flwr.training.evaluation import evaluate
 from fedopt_flwr.training.flat_model import FlatModel
@@ -127,6 +127,12 @@ def test_batch_norm_in_micro_batches_is_refused_unless_it_is_allowed() -> None:
         FedAvg(batch_normed(), num_clients=3, clients_per_round=2, num_rounds=1, micro_batch_size=3)
     allowed = settings(micro_batch_size=3, micro_batch_norm=True)
     assert simulate(allowed, batch_normed, three_datasets()).summary["failures"] == 0
+
+
+def test_a_device_without_bfloat16_is_refused_with_the_option() -> None:
+    text = "training.precision: got 'bf16', which PyTorch does not compute on 'meta'; use 'float32'"
+    with pytest.raises(ConfigError, match=text):
+        mixed(torch.device("meta"), "bf16")
 
 
 def test_bfloat16_is_of_the_computation_alone() -> None:
