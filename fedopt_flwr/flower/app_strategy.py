@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..algorithm import Algorithm
 from ..algorithms import register
 from ..config.run_config import RunConfig
-from ..config.sections import FederationSection, TrainingSection
+from ..config.sections import FederationSection, ModelSection, TrainingSection
 from ..errors import ConfigError
 from ..models.weights import load_weights, plain_state
 from ..rounds.record import DIAGNOSTICS, SPREADS, RoundRecord
@@ -64,6 +64,8 @@ class SharedOptions(TypedDict, total=False):
     start_timeout: float  # s to wait for all clients
     threads: int  # intra-op threads of a client, and of the server's sums
     weights: Path | str | Mapping[str, Tensor]  # file or state_dict of the model: where it starts
+    weights_prefix: str  # of the names in it that count, taken off
+    weights_strict: bool  # it and the model must have the same names; True if not given
     fraction_evaluate: float  # of the clients, that evaluate after each round; 0 if not given
     on_round: Callable[[RoundRecord], None]
 
@@ -94,7 +96,7 @@ _TRAINING = TrainingSection.model_fields
 
 def option_defaults() -> dict[str, Any]:
     """Return the options that may be left out, with their defaults."""
-    fields = _FEDERATION | _TRAINING
+    fields = _FEDERATION | _TRAINING | ModelSection.model_fields  # weights
     names = [name for name in StrategyOptions.__annotations__ if name not in REQUIRED_OPTIONS]
     return {name: fields[name].default if name in fields else None for name in names}
 
@@ -114,7 +116,8 @@ class Strategy(FederatedStrategy):
         register(type(rule))
         own, weights = copied(model), options.get("weights")
         if weights is not None:
-            load_weights(own, Path(weights) if isinstance(weights, str) else weights)
+            prefix, strict = options.get("weights_prefix", ""), options.get("weights_strict", True)
+            load_weights(own, weights, prefix, strict=strict, field="weights")
         flat = FlatModel(own, local=config.federation.local_parameters)
         template = Instruction.for_run(config, flat, (), 0, local_rate(config, rule))
         self.rounds: list[RoundRecord] = []

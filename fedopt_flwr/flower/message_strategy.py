@@ -20,6 +20,7 @@ from torch import nn
 
 from ..algorithm import Algorithm
 from ..errors import ConfigError
+from ..models.weights import load_weights
 from ..rounds.record import RoundRecord
 from ..training.flat_model import copied
 from . import app_strategy
@@ -172,7 +173,7 @@ class Strategy(OverMessages):
     def start(
         self,
         grid: Grid,
-        initial_arrays: ArrayRecord,
+        initial_arrays: ArrayRecord | Mapping[str, torch.Tensor],
         num_rounds: int = 3,
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
@@ -181,11 +182,19 @@ class Strategy(OverMessages):
     ) -> Result:
         """Find all nodes, run the start pass of rules that have one, then Flower's loop.
 
-        `initial_arrays` must be a state_dict of the model; `evaluate_fn(round, arrays)` returns a
-        MetricRecord, of which "loss" and numbers beside it are in `rounds` too.
+        `initial_arrays` must be a state_dict of the model, as such or as ArrayRecord, and with the
+        option `weights` its own; `evaluate_fn(round, arrays)` returns a MetricRecord, of which
+        "loss" and numbers beside it are in `rounds` too.
         """
         self._evaluate_fn = evaluate_fn
         model = _loaded(self._model, initial_arrays)
+        if self._options.get("weights") is not None:
+            pairs = zip(model.state_dict().values(), self._model.state_dict().values(), strict=True)
+            if not all(torch.equal(one, other) for one, other in pairs):
+                raise ConfigError(
+                    "initial_arrays: got others than the model's own, and the option weights says "
+                    "where training starts as well; give model.state_dict(), or leave weights out"
+                )
         given = {"round_timeout": timeout or "none", "evaluate_fn": self._measured}
         self._inner = self._make(model, **self._options, **given, num_rounds=num_rounds)
         result = self.run(grid, num_rounds, timeout or None, train_config, evaluate_config)
@@ -226,7 +235,9 @@ class Strategy(OverMessages):
 
     def _arrays(self) -> ArrayRecord:
         self._inner.write_to_model()
-        return ArrayRecord(self._inner.model.module.state_dict())
+        model = self._inner.model
+        arrays = map(torch.from_numpy, model.state_arrays())  # ArrayRecord takes no bfloat16
+        return ArrayRecord(dict(zip(model.module.state_dict(), arrays, strict=True)))
 
 
 def averaged(replies: Iterable[Message]) -> MetricRecord | None:
@@ -247,23 +258,9 @@ def averaged(replies: Iterable[Message]) -> MetricRecord | None:
     return MetricRecord({n: sums[n] / weights[n] for n in sums}) if sums else None
 
 
-def _loaded(model: nn.Module, arrays: ArrayRecord) -> nn.Module:
+def _loaded(model: nn.Module, arrays: ArrayRecord | Mapping[str, torch.Tensor]) -> nn.Module:
     """Return a copy of the model that holds these arrays; ConfigError if they are of another."""
-    model = copied(model)
-    state = arrays.to_torch_state_dict()
-    problems = []
-    for name, own in model.state_dict().items():
-        seen = tuple(state[name].shape) if name in state else "missing"
-        if seen != tuple(own.shape):
-            problems.append(
-                f"initial_arrays: {name!r} is {seen}; the model's is {tuple(own.shape)}"
-            )
-    problems += [
-        f"initial_arrays: {name!r} is none of the model's; give ArrayRecord(model.state_dict())"
-        for name in state
-        if name not in model.state_dict()
-    ]
-    if problems:
-        raise ConfigError(problems)
-    model.load_state_dict(state)
+    state = arrays.to_torch_state_dict() if isinstance(arrays, ArrayRecord) else arrays
+    model, remedy = copied(model), "give those of model.state_dict()"
+    load_weights(model, state, field="initial_arrays", remedy=remedy)
     return model

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import randomness
 from ..algorithm import ClientId
@@ -47,10 +48,12 @@ class Experiment:
         data: FederatedData | None = None,
         loss: Loss | None = None,
         metric: Metric | None = None,
+        weights: Mapping[str, Tensor] | None = None,
         given: Sequence[str] = (),
     ) -> None:
         self.config = config
         self._factory = model
+        self._weights = config.model.weights if weights is None else weights
         self._load_parts(data, loss, metric)
         self._given = list(given)
         self._modules: list[nn.Module] = []  # that were made here
@@ -176,9 +179,9 @@ class Experiment:
                 seed=seed,
                 folders=self.config.import_folders,
             )
-        if section.weights is not None:
+        if self._weights is not None:
             strict = section.weights_strict
-            load_weights(module, section.weights, section.weights_prefix, strict=strict)
+            load_weights(module, self._weights, section.weights_prefix, strict=strict)
         return FlatModel(module, self.device, self.config.federation.local_parameters)
 
     @cached_property
@@ -188,8 +191,8 @@ class Experiment:
         names = [config.algorithm.name, config.data.name, config.model.name, config.model.loss]
         own = [n for n in (*names, *self.metrics, config.data.collate or "") if is_import_path(n)]
         code = {name: file_digest(name) for name in own}
-        if config.model.weights is not None:
-            code["model.weights"] = weights_digest(config.model.weights)
+        if isinstance(self._weights, Path):
+            code["model.weights"] = weights_digest(self._weights)
         return Origin(self._given, fingerprint(self._loaded), code)
 
     def _num_classes(self) -> int:
@@ -229,8 +232,7 @@ class Experiment:
         """Return what stays the same in all instructions, under the name of a new run."""
         shape = self._loaded.input_shape
         classes = self._num_classes()
-        weights = self.config.model.weights
-        digest = "" if weights is None else weights_digest(weights)
+        digest = weights_digest(self._weights) if isinstance(self._weights, Path) else ""
         rate = local_rate(self.config, self.rule)
         return Instruction.for_run(self.config, self.model, shape, classes, rate, digest)
 

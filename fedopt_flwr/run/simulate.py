@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..config.run_config import RunConfig
 from ..data import Collate, from_datasets
@@ -32,6 +32,7 @@ def simulate(
     metric: Metric | None = None,
     *,
     collate: Collate | None = None,
+    weights: Mapping[str, Tensor] | None = None,
     workers: int = 1,
     listener: Listener | None = None,
 ) -> Result:
@@ -41,12 +42,12 @@ def simulate(
     data sets of (input, target), one a client: map-style, or IterableDatasets with a length;
     `collate` makes a batch of a list of examples, as that of torch's DataLoader; `loss` takes
     (outputs, targets) and returns the mean over the batch, `metric` takes those of the whole test
-    set and returns a number or a dict of numbers, of which the first is `test_metric`. What is not
-    given comes from `config`. Files are written if `output.directory` is set. Raises FedoptError
-    with all that is wrong.
+    set and returns a number or a dict of numbers, of which the first is `test_metric`; `weights` is
+    a state_dict in the place of the file `model.weights`. What is not given comes from `config`.
+    Files are written if `output.directory` is set. Raises FedoptError with all that is wrong.
     """
     objects = {"client_data": client_data, "test_data": test_data, "loss": loss, "metric": metric}
-    objects |= {"collate": collate}
+    objects |= {"collate": collate, "weights": weights}
     experiment = _experiment(RunConfig.coerce(config), model=model, **objects)
     return run_experiment(experiment, workers=workers, listener=listener)
 
@@ -60,6 +61,7 @@ def resume(
     metric: Metric | None = None,
     *,
     collate: Collate | None = None,
+    weights: Mapping[str, Tensor] | None = None,
     workers: int = 1,
     listener: Listener | None = None,
 ) -> Result:
@@ -76,7 +78,7 @@ def resume(
             "--resume` and those clients"
         )
     objects = {"client_data": client_data, "test_data": test_data, "loss": loss, "metric": metric}
-    objects |= {"collate": collate}
+    objects |= {"collate": collate, "weights": weights}
     experiment = _experiment(config, model=model, **objects)
     return run_experiment(experiment, workers=workers, listener=listener, checkpoint=checkpoint)
 
