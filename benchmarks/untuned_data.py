@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -47,6 +48,16 @@ def _cifar_part(part: str) -> TensorDataset:
     images = torch.from_numpy(pixels * scale.astype(np.uint8)).permute(0, 3, 1, 2).float().div_(255)
     means, deviations = (torch.tensor(v).view(1, 3, 1, 1) for v in (_MEANS, _DEVIATIONS))
     return TensorDataset(images.sub_(means).div_(deviations).contiguous(), targets)
+
+
+def digits(num_clients: int, seed: int, by: float) -> tuple[TensorDataset, TensorDataset]:
+    """scikit-learn's digits, divided as the package does, with inputs in [0, by]."""
+    images, labels = load_digits(return_X_y=True)
+    inputs = torch.from_numpy(images.astype(np.float32) / 16 * by).view(-1, 1, 8, 8)
+    ranks = np.eye(10, dtype=np.int64)[labels].cumsum(axis=0)[np.arange(len(labels)), labels]
+    test, targets = torch.from_numpy(ranks % 5 == 0), torch.from_numpy(labels)
+    train, test_set = (TensorDataset(inputs[part], targets[part]) for part in (~test, test))
+    return train, test_set
 
 
 @cache
