@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from flwr.app import Context
@@ -38,16 +38,17 @@ class Client(FederatedClient):
     is `client_id`, else `client-id` or `partition-id` of the node config. What must outlive a
     message lies in `context.state`, or with `state_dir` on disk; where that is lost the client
     fails, or with `state_lost="restart"` begins anew, where the federation is open. A rule of your
-    own is known to the client once a subclass names it as its `kind`.
+    own is known to the client once `kind`, of a subclass or given here, is its class.
     """
 
-    kind: ClassVar[type[Algorithm] | None] = None
+    kind: type[Algorithm] | None = None
 
     def __init__(
         self,
         model: nn.Module,
         dataset: Any,
         *,
+        kind: type[Algorithm] | None = None,
         context: Context | None = None,
         client_id: ClientId | None = None,
         loss: Loss = functional.cross_entropy,
@@ -59,6 +60,9 @@ class Client(FederatedClient):
         state_dir: Path | str | None = None,
         state_lost: Literal["fail", "restart"] = "fail",
     ) -> None:
+        if kind is not None and not (isinstance(kind, type) and issubclass(kind, Algorithm)):
+            raise ConfigError(f"kind: got {kind!r}; must be a class of a rule; give it, not a rule")
+        self.kind = kind or self.kind
         if self.kind is not None:
             register(self.kind)
         place = pick_device(str(device or "auto"), "device")

@@ -320,7 +320,12 @@ def _layout(state: ClientState) -> dict[str, str]:
 def rule_of(instruction: Instruction) -> Algorithm:
     """Return the rule that an instruction names; MessageError if there is none of that name."""
     if instruction.algorithm not in ALGORITHMS:
-        raise MessageError(unknown_name("instruction.algorithm", instruction.algorithm, ALGORITHMS))
+        unknown = unknown_name("instruction.algorithm", instruction.algorithm, ALGORITHMS)
+        raise MessageError(
+            "this client was not given the rule; where it is one of your own, name its class here: "
+            "kind=MyRule of clientapp.train or of clients.Client, algorithm.name of `fedopt "
+            f"client`; {unknown}"
+        )
     return _made(ALGORITHMS[instruction.algorithm], instruction.hyperparameters)
 
 

@@ -53,8 +53,10 @@ def train(
     """Do what the strategy asks for: train on `dataset`, whatever the rule.
 
     `model` is copied; `options` are those of `fedopt_flwr.clients.Client`, such as `loss` and
-    `device`. The client's state lies in `context.state`, or with `state_dir` on disk. Whatever
-    fails is the reply's text, and the strategy's record of this client in this round.
+    `device`, and `kind`, the class of a rule of your own, which a node that runs in a process of
+    its own knows by that alone. The client's state lies in `context.state`, or with `state_dir` on
+    disk. Whatever fails is the reply's text, and the strategy's record of this client in this
+    round.
     """
     return answer(message, Client(model, dataset, context=context, **options))
 
@@ -62,7 +64,8 @@ def train(
 def evaluate(
     message: Message, context: Context, *, model: nn.Module, dataset: Any, **options: Any
 ) -> Message:
-    """Evaluate the server's model on `holdout`, or on `dataset` where none is given."""
+    """Evaluate the server's model on `holdout`, or on `dataset` where none is given; `options` are
+    those of `train`, also under a strategy of Flower's."""
     return answer(message, Client(model, dataset, context=context, **options))
 
 

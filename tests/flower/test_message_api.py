@@ -286,6 +286,44 @@ def test_a_rule_of_your_own_and_an_open_federation() -> None:
         ALGORITHMS.pop("halved_by_message", None)
 
 
+class Apart(Room):
+    """A room whose nodes know no rule of one's own but what their app names, as those do that run
+    in processes of their own."""
+
+    def _reply(self, message: Message) -> Message:
+        own = ALGORITHMS.pop("halved_by_message")
+        try:
+            return super()._reply(message)
+        finally:
+            ALGORITHMS["halved_by_message"] = own
+
+
+@pytest.mark.parametrize("parts", [{}, {"local_parameters": ["bias"]}], ids=["all", "own parts"])
+def test_a_rule_of_your_own_is_known_to_nodes_in_other_processes(parts: dict[str, Any]) -> None:
+    options = {**SIZES, **parts, "fraction_evaluate": 1.0}
+    try:
+        strategy = serverapp.Strategy(Halved(), linear_model(), **options)
+        result = start(strategy, Apart(make_app(kind=Halved)))
+        assert [r.clients for r in strategy.rounds if r.errors or len(r.clients) != 2] == []
+        assert [*result.evaluate_metrics_clientapp] == [1, 2, 3, 4]
+        strategy = serverapp.Strategy(Halved(), linear_model(), **options)
+        start(strategy, Apart(make_app()), rounds=1)
+        [error, _] = [e["error"] for e in strategy.rounds[0].errors if e["phase"] == "train"]
+        assert "kind=MyRule of clientapp.train" in error
+        assert "instruction.algorithm: unknown 'halved_by_message'" in error
+        strategy = serverapp.Strategy(FedAvg(), linear_model(), **options)
+        start(strategy, Apart(make_app(kind=Halved)), rounds=1)
+        assert "the strategy runs 'fedavg', Client 'halved_by" in str(strategy.rounds[0].errors)
+    finally:
+        ALGORITHMS.pop("halved_by_message", None)
+
+
+def test_a_rule_in_the_place_of_its_class_is_refused() -> None:
+    wrong: Any = FedAvg()
+    with pytest.raises(ConfigError, match=r"kind: got FedAvg\(.*; must be a class of a rule; give"):
+        clients.Client(linear_model(), DATA[0], client_id=0, kind=wrong)
+
+
 def test_one_function_may_answer_queries_and_train() -> None:
     app = ClientApp()
 
