@@ -22,6 +22,12 @@ from ..problems import foreign_text
 from ..rounds.sampling import sorted_ids
 
 _POLL_SECONDS = 0.05
+
+
+class NeverIntroducedError(RunError):
+    """A client cannot say who it is, however often it is asked."""
+
+
 _Key = TypeVar("_Key", str, ClientId)
 _Answer = TypeVar("_Answer")
 
@@ -49,6 +55,7 @@ class Members:
         self._ids: dict[str, ClientId] = {}  # Flower's connection id -> client id
         self._proxies: dict[ClientId, ClientProxy] = {}
         self._ask_again: dict[str, float] = {}  # when those that did not say who they are
+        self._mute: dict[str, NeverIntroducedError] = {}  # connections of which none ever will
         self._known = known
         self.num_examples: dict[ClientId, int] = dict(known)
         self.ids: list[ClientId] = list(known)  # all N, in the order of `sorted_ids`
@@ -124,6 +131,12 @@ class Members:
         if manager.num_available() < needed:
             return False
         self.refresh(manager)
+        may_come = self._proxies or self.ids or self._federation.is_open
+        if not may_come and self._mute.keys() >= manager.all().keys():
+            raise RunError(
+                f"federation.{field}: none of the {len(self._mute)} clients that are connected can "
+                f"say who it is: {next(iter(self._mute.values()))}"
+            )
         if len(self._proxies) < needed <= len(self._ids) and not self.ids:
             raise RunError(
                 f"federation.{field}: got {needed}; {len(self._proxies)} clients with "
@@ -153,6 +166,8 @@ class Members:
         for cid, answer in ask_all(new, self.max_workers).items():
             if isinstance(answer, Exception):
                 self._ask_again[cid] = time.monotonic() + self._federation.start_timeout
+                if isinstance(answer, NeverIntroducedError):
+                    self._mute[cid] = answer
                 warnings.warn(
                     f"connection {cid}: did not tell its client id: {foreign_text(answer)}; it "
                     "counts as away; fix that client",

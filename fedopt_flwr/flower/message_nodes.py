@@ -20,8 +20,9 @@ from flwr.server import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.serverapp import Grid
 
-from ..errors import MessageError
+from ..errors import MessageError, RunError
 from ..problems import foreign_text
+from .members import NeverIntroducedError
 from .message_records import (
     ARRAYS,
     CONFIG,
@@ -37,6 +38,14 @@ from .messages import PHASE
 
 NOTHING = Parameters([], "")
 _CLOCKS_DIFFER = 3600.0  # seconds, by which a node's clock may be ahead of the server's
+# Flower's codes of errors: a mod's, and what is said in the place of an app that may answer later
+_MOD_REFUSED = 6
+_NOT_BY_THE_APP = (3, 4, 5, 8)
+_SECURE_AGGREGATION = "secaggplus_configs"  # a record of its server's, which its mods fail without
+_NO_MODS = (
+    "mods that clip, add noise or aggregate securely do so to models, and what travels here is "
+    "what the rule sends, so they keep no promise; take them out of the ClientApp"
+)
 
 
 class Nodes(SimpleClientManager):
@@ -68,12 +77,18 @@ class _NodeProxy(ClientProxy):
     ) -> GetPropertiesRes:
         content = RecordDict({CONFIG: ConfigRecord(dict(ins.config))})
         message = Message(content, int(self.cid), MessageType.QUERY, ttl=_lifetime(timeout))
+        reply = self._ask(message, timeout)
         try:
-            reply = _checked(self._ask(message, timeout), PROPERTIES)
-            told: dict[str, Any] = dict(reply.content.config_records[PROPERTIES])
+            content = _checked(reply, PROPERTIES).content
+            told: dict[str, Any] = dict(content.config_records[PROPERTIES])
         except Exception as error:  # of what anyone may send
-            status = Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, foreign_text(error))
-            return GetPropertiesRes(status, {})
+            text = foreign_text(error)
+            if reply is None or (reply.has_error() and reply.error.code in _NOT_BY_THE_APP):
+                raise RunError(text) from error
+            raise NeverIntroducedError(
+                f"{text}; fix that; an app of your own answers queries with "
+                "fedopt_flwr.clientapp.query, or train"
+            ) from error
         return GetPropertiesRes(Status(Code.OK, ""), told)
 
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
@@ -119,11 +134,7 @@ def fit_result(reply: Message | None) -> FitRes:
         report: dict[str, Any] = dict(content.config_records[REPORT])
         sent = content.array_records[ARRAYS]
         if report.pop("digest", None) != digest(sent):
-            raise MessageError(
-                "its arrays were changed after it was trained, as mods do that clip, add noise or "
-                "aggregate securely; this strategy takes in what the rule sent, and no such mod "
-                "keeps its promise here; take it out of the ClientApp"
-            )
+            raise MessageError(f"its arrays were changed after it was trained; {_NO_MODS}")
         count = int(report.pop(NUM_EXAMPLES, 0))
     except Exception as error:  # of what anyone may send
         return FitRes(Status(Code.FIT_NOT_IMPLEMENTED, foreign_text(error)), NOTHING, 0, {})
@@ -135,7 +146,10 @@ def _checked(reply: Message | None, *records: str) -> Message:
     if reply is None:
         raise MessageError("no answer")
     if reply.has_error():
-        raise MessageError(f"it failed: {reply.error.reason}")
+        reason = reply.error.reason or ""
+        if reply.error.code == _MOD_REFUSED or _SECURE_AGGREGATION in reason:
+            reason = f"{foreign_text(reason, 240)}; {_NO_MODS}"
+        raise MessageError(f"it failed: {reason}")
     missing = [name for name in records if name not in reply.content]
     if missing:
         raise MessageError(

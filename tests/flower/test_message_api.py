@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import signature
+from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.client.mod import LocalDpMod, fixedclipping_mod
+from flwr.client.mod import secagg_mod, secaggplus_mod
 from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import arrays_size_mod, message_size_mod
+from flwr.clientapp.mod import (
+    LocalDpMod,
+    adaptiveclipping_mod,
+    arrays_size_mod,
+    fixedclipping_mod,
+    message_size_mod,
+)
 from helpers import as_datasets, linear_model, softmax_clients
 from rooms import Room
 
-from fedopt_flwr import ConfigError, clientapp, clients, serverapp, strategies
+from fedopt_flwr import ConfigError, RunError, clientapp, clients, serverapp, strategies
 from fedopt_flwr.algorithms import ALGORITHMS, FedAvg
 from fedopt_flwr.engines.pairs import run_pair
+from fedopt_flwr.errors import FedoptWarning
 
 DATA = as_datasets(softmax_clients([9, 14, 6]))
 SIZES: dict[str, Any] = {"num_clients": 3, "clients_per_round": 2, "local_steps": 3}
@@ -26,14 +35,14 @@ NAMES = {rule.__name__: name for name, rule in ALGORITHMS.items()}
 ROUNDS = 4
 
 
-def make_app(mods: Any = None, **options: Any) -> ClientApp:
+def make_app(mods: Any = None, train_mods: Any = None, **options: Any) -> ClientApp:
     app = ClientApp(mods=mods)
 
     @app.query()
     def query(message: Message, context: Any) -> Message:
         return clientapp.query(message, context, dataset=data(context))
 
-    @app.train()
+    @app.train(mods=train_mods)
     def train(message: Message, context: Any) -> Message:
         return clientapp.train(
             message, context, model=linear_model(), dataset=data(context), device="cpu", **options
@@ -173,33 +182,61 @@ def doubled(message: Message, context: Any, call_next: Callable[..., Message]) -
     return reply
 
 
-@pytest.mark.parametrize(
-    "mod",
-    [doubled, fixedclipping_mod, LocalDpMod(1.0, 0.1, 1.0, 1e-5)],
-    ids=["own", "clipping", "local privacy"],
-)
-def test_mods_that_change_arrays_are_refused_with_the_reason(mod: Any) -> None:
-    strategy = serverapp.FedAvg(linear_model(), **SIZES)
-    clipping = ConfigRecord({"dpfedavg_adaptive_clip_enabled": True, "clipping_norm": 0.1})
-    app = make_app()
-    asked: list[str] = []
+MODS = {
+    "own": doubled,
+    "fixed clipping": fixedclipping_mod,
+    "adaptive clipping": adaptiveclipping_mod,
+    "local privacy": LocalDpMod(1.0, 0.1, 1.0, 1e-5),
+    "secagg": secagg_mod,
+    "secagg+": secaggplus_mod,
+}
+ASK_FOR_ARRAYS = ("fixed clipping", "adaptive clipping", "local privacy")  # in each message
 
-    def on_training(message: Message, context: Any, call_next: Callable[..., Message]) -> Message:
-        asked.append(message.metadata.message_type)
-        if message.metadata.message_type == "train":
-            return mod(message, context, call_next)
-        return call_next(message, context)
 
-    app = make_app([on_training])
-    result = start(strategy, Room(app), rounds=2, train_config=clipping)
-    assert "train" in asked
+@pytest.mark.filterwarnings("ignore:connection")
+@pytest.mark.parametrize("where", ["mods", "train_mods"])
+@pytest.mark.parametrize("rule", ["FedAvg", "ScaffoldM", "PAdaMFed"])
+@pytest.mark.parametrize("name", MODS)
+def test_mods_that_change_arrays_are_refused_with_the_reason(
+    name: str, rule: str, where: str
+) -> None:
+    strategy = getattr(serverapp, rule)(linear_model(), **SIZES)
+    grid = Room(make_app(**{where: [MODS[name]]}))
+    clipping = ConfigRecord({"clipping_norm": 0.1})
+    unable = where == "mods" and name in ASK_FOR_ARRAYS
+    if unable or rule != "FedAvg":
+        with pytest.raises(RunError) as caught:
+            start(strategy, grid, rounds=2, train_config=clipping)
+        text = str(caught.value)
+        assert ("none of the 3 clients that are connected can say who it is" in text) is unable
+        assert "take them out of the ClientApp" in text
+        return
+    result = start(strategy, grid, rounds=2, train_config=clipping)
     errors = [e["error"] for r in strategy.rounds for e in r.errors]
     assert len(errors) == 4
+    assert all("take them out of the ClientApp" in error for error in errors)
     before = linear_model().state_dict().values()
     for found, start_value in zip(result.arrays.to_numpy_ndarrays(), before, strict=True):
         np.testing.assert_array_equal(found, start_value.numpy())
-    if mod is doubled:
-        assert "take it out of the ClientApp" in errors[0]
+
+
+def test_an_app_that_answers_no_query_ends_the_run_at_once() -> None:
+    app = make_app()
+    del app._registered_funcs["query.default"]
+    with (
+        pytest.warns(FedoptWarning, match="connection 10.: did not tell its client id"),
+        pytest.raises(RunError, match=r"No query function .* answers queries with fedopt_flwr"),
+    ):
+        start(serverapp.FedAvg(linear_model(), **SIZES), Room(app))
+
+
+@pytest.mark.filterwarnings("ignore:connection")
+def test_nodes_that_cannot_be_reached_at_first_are_waited_for() -> None:
+    strategy = serverapp.FedAvg(linear_model(), **SIZES, start_timeout=0.5)
+    grid = Room(make_app())
+    grid.gone = {*grid.contexts}
+    with pytest.raises(RunError, match=r"only 0 of 3 clients were connected within 0\.5 s"):
+        start(strategy, grid)
 
 
 def test_a_run_that_stops_asks_nobody_in_the_rounds_that_are_left() -> None:
@@ -290,12 +327,20 @@ class Apart(Room):
     """A room whose nodes know no rule of one's own but what their app names, as those do that run
     in processes of their own."""
 
+    one_at_a_time = Lock()  # as threads ask
+
     def _reply(self, message: Message) -> Message:
-        own = ALGORITHMS.pop("halved_by_message")
-        try:
+        with self.one_at_a_time, unregistered():
             return super()._reply(message)
-        finally:
-            ALGORITHMS["halved_by_message"] = own
+
+
+@contextmanager
+def unregistered() -> Iterator[None]:
+    own = ALGORITHMS.pop("halved_by_message")
+    try:
+        yield
+    finally:
+        ALGORITHMS["halved_by_message"] = own
 
 
 @pytest.mark.parametrize("parts", [{}, {"local_parameters": ["bias"]}], ids=["all", "own parts"])
