@@ -37,7 +37,11 @@ def _named(other: type[strategies.RuleStrategy]) -> type[RuleStrategy]:
     return type(other.__name__, (RuleStrategy,), contents)
 
 
-_CLASSES = {kind.__name__: _named(kind) for kind in strategies.RuleStrategy.__subclasses__()}
+_CLASSES = {
+    kind.__name__: _named(kind)
+    for kind in strategies.RuleStrategy.__subclasses__()
+    if kind.__module__ == strategies.__name__  # else a user's own, imported before
+}
 globals().update(_CLASSES)
 __all__ = ["RuleStrategy", "Strategy", *_CLASSES]
 
