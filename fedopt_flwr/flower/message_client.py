@@ -17,6 +17,7 @@ from torch import nn
 
 from ..algorithm import ClientId
 from ..data import as_client_data, require_examples
+from ..errors import MessageError
 from .app_client import Client, identity
 from .client import FederatedClient
 from .instruction import Instruction
@@ -71,14 +72,22 @@ def evaluate(
 
 def answer(message: Message, client: FederatedClient) -> Message:
     """Return what a client answers to a message of our strategies, of whatever type it is."""
-    own: dict[str, Any] = dict(message.content.config_records[CONFIG])
-    kind = message.metadata.message_type
+    kind, content = message.metadata.message_type, message.content
+    needed = [CONFIG] if kind == MessageType.QUERY else [CONFIG, ARRAYS]
+    missing = [name for name in needed if name not in content]
+    if missing:
+        raise MessageError(
+            f"the {kind} message lacks the records {missing}, has {sorted(content)}; send it with "
+            "a strategy of fedopt_flwr.serverapp"
+        )
+    config: dict[str, Any] = dict(content.config_records[CONFIG])
     if kind == MessageType.QUERY:
-        return _introduction(message, client.get_properties(own))
-    arrays = message.content.array_records[ARRAYS].to_numpy_ndarrays()
-    # empty texts do not travel
-    config = dict.fromkeys((f"{PREFIX}{name}" for name in Instruction.model_fields), "") | own
-    if kind == MessageType.EVALUATE and not config[f"{PREFIX}arrays"]:
+        return _introduction(message, client.get_properties(config))
+    arrays = content.array_records[ARRAYS].to_numpy_ndarrays()
+    if any(name.startswith(PREFIX) for name in config):  # of which empty texts do not travel
+        own = (f"{PREFIX}{name}" for name in Instruction.model_fields)
+        config = dict.fromkeys(own, "") | config
+    if kind == MessageType.EVALUATE and not config.get(f"{PREFIX}arrays"):
         return _evaluation(message, *client.evaluate(arrays, config))
     return _upload(message, *client.fit(arrays, config))
 
