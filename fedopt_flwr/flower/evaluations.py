@@ -21,7 +21,9 @@ from .messages import Scalar, require_answers
 
 _LONGEST = 16_384  # characters of an answer
 _WORST = 0.1  # share of the clients
-_LARGEST = 1e30  # of a value: sums of them must stay finite
+LARGEST = 1e30  # of a value: sums of them must stay finite
+MOST_VALUES = 64  # by name, of one client
+LONGEST_NAME = 256  # printable characters
 
 
 def _shown(name: str) -> str:
@@ -30,9 +32,9 @@ def _shown(name: str) -> str:
     return name
 
 
-_Name = Annotated[str, Field(max_length=256), AfterValidator(_shown)]
-_Value = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
-_Values = Annotated[dict[_Name, _Value], Field(max_length=64)]
+_Name = Annotated[str, Field(max_length=LONGEST_NAME), AfterValidator(_shown)]
+_Value = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+_Values = Annotated[dict[_Name, _Value], Field(max_length=MOST_VALUES)]
 
 
 class HeldOut(BaseModel):
@@ -59,7 +61,7 @@ class HeldOut(BaseModel):
 
 def _values(found: Evaluation) -> dict[str, float]:
     every = {"loss": found.loss, **found.known}
-    return {name: value for name, value in every.items() if abs(value) <= _LARGEST}
+    return {name: value for name, value in every.items() if abs(value) <= LARGEST}
 
 
 def record_evaluations(

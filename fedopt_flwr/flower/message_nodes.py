@@ -33,6 +33,8 @@ from .message_records import (
     config_record,
     digest,
     encoded,
+    require_named,
+    weight_of,
 )
 from .messages import PHASE
 
@@ -117,7 +119,7 @@ def instruction(
     """Return an instruction as a message, with a user's own values beside it and, if they are
     given, other arrays than its own. Long after `timeout` seconds nobody is given it."""
     sent = array_record(ins.parameters) if arrays is None else arrays
-    told = config_record({**(config or {}), **ins.config})
+    told = ConfigRecord({**(config or {}), **config_record(ins.config)})
     content = RecordDict({ARRAYS: sent, CONFIG: told})
     return Message(content, int(proxy.cid), kind, ttl=_lifetime(timeout))
 
@@ -136,9 +138,22 @@ def fit_result(reply: Message | None) -> FitRes:
         if report.pop("digest", None) != digest(sent):
             raise MessageError(f"its arrays were changed after it was trained; {_NO_MODS}")
         count = int(report.pop(NUM_EXAMPLES, 0))
+        require_named(content)
     except Exception as error:  # of what anyone may send
         return FitRes(Status(Code.FIT_NOT_IMPLEMENTED, foreign_text(error)), NOTHING, 0, {})
     return FitRes(Status(Code.OK, ""), encoded(sent), count, report)
+
+
+def evaluation(reply: Message | None) -> Message:
+    """Return a node's evaluation; MessageError says why it is of no use."""
+    found = _checked(reply)
+    require_named(found.content)
+    if not any(weight_of(record) for record in found.content.metric_records.values()):
+        raise MessageError(
+            f"its reply holds no MetricRecord with {NUM_EXAMPLES!r} above 0, by which metrics are "
+            "averaged; return one"
+        )
+    return found
 
 
 def _checked(reply: Message | None, *records: str) -> Message:

@@ -7,6 +7,7 @@ instructions become messages, and replies become answers again.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack
 
@@ -19,19 +20,19 @@ from flwr.serverapp.strategy import Strategy as MessageApiStrategy
 from torch import nn
 
 from ..algorithm import Algorithm
-from ..errors import ConfigError
+from ..errors import ConfigError, FedoptWarning, MessageError
 from ..models.weights import load_weights
+from ..problems import foreign_text
 from ..rounds.record import RoundRecord
 from ..training.flat_model import copied
 from . import app_strategy
 from .app_strategy import SharedOptions
-from .message_nodes import NOTHING, Nodes, fit_result, instruction
-from .message_records import NUM_EXAMPLES
+from .message_nodes import NOTHING, Nodes, evaluation, fit_result, instruction
+from .message_records import averaged
 from .strategy import FederatedStrategy
 
 _LOG = logging.getLogger("flwr")  # as Flower's own summaries
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-_MOST = 1e30  # of a number that is averaged; NaN is no less
 OF_START = {  # options of the other strategies, and what takes their place here
     "num_rounds": "start(num_rounds=...)",
     "round_timeout": "start(timeout=...)",
@@ -116,8 +117,7 @@ class OverMessages(MessageApiStrategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the means of the nodes' loss and metrics, weighted by examples."""
-        return averaged([reply for reply in replies if not reply.has_error()])
+        return None
 
     def _close_round(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Evaluate, and publish the round's record."""
@@ -156,6 +156,7 @@ class Strategy(OverMessages):
         self._make, self._model, self._options = make, model, dict(options)
         self._evaluate_fn: EvaluateFn | None = None
         self._found: MetricRecord | None = None
+        self._evaluators: list[tuple[Metadata, ClientProxy]] = []  # asked in the current round
         super().__init__(make(model, **options, num_rounds=1))  # what is wrong is said now
 
     @property
@@ -186,6 +187,13 @@ class Strategy(OverMessages):
         option `weights` its own; `evaluate_fn(round, arrays)` returns a MetricRecord, of which
         "loss" and numbers beside it are in `rounds` too.
         """
+        metric = (self._options.get("stop") or {}).get("metric")
+        self._stops_on = None if metric == "train_loss" else metric
+        if self._stops_on is not None and evaluate_fn is None:
+            raise ConfigError(
+                f"stop.metric: got {metric!r} without an evaluate_fn, which measures it; give one "
+                "to start(), or name 'train_loss'"
+            )
         self._evaluate_fn = evaluate_fn
         model = _loaded(self._model, initial_arrays)
         if self._options.get("weights") is not None:
@@ -214,10 +222,37 @@ class Strategy(OverMessages):
         """Send the server's model, as a state_dict, to those who are asked to evaluate it."""
         asked = self._inner.configure_evaluate(server_round, NOTHING, self._nodes)
         given: dict[str, Any] = {"config": config, "arrays": arrays}
-        return [
+        messages = [
             instruction(proxy, ins, MessageType.EVALUATE, self._timeout, **given)
             for proxy, ins in asked
         ]
+        self._evaluators = [
+            (m.metadata, proxy) for m, (proxy, _) in zip(messages, asked, strict=True)
+        ]
+        return messages
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the means of the nodes' loss and metrics, weighted by examples; who failed is an
+        error of the round's record, and where all did, a FedoptWarning."""
+        found = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        counted, errors = [], []
+        for sent, proxy in self._evaluators:
+            try:
+                counted.append(evaluation(found.get(sent.message_id)))
+            except MessageError as error:
+                own = {"client": self._inner.members.id_of(proxy), "phase": "evaluate"}
+                errors.append({**own, "error": foreign_text(error)})
+        self._inner.record.errors += errors
+        if errors and not counted:
+            warnings.warn(
+                f"fraction_evaluate: none of the {len(errors)} clients asked evaluated the model; "
+                f"the first: {errors[0]['error']}",
+                FedoptWarning,
+                stacklevel=2,
+            )
+        return averaged(counted)
 
     def _close_round(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         self._found = None
@@ -231,31 +266,25 @@ class Strategy(OverMessages):
             return None
         self._found = self._evaluate_fn(server_round, self._arrays())
         values = {k: v for k, v in (self._found or {}).items() if isinstance(v, (int, float))}
+        if self._found is not None and self._stops_on is not None:
+            self._require_measured(self._stops_on, values)
+            self._stops_on = None  # it is known to be there
         return (values.pop("loss"), values) if "loss" in values else None
+
+    def _require_measured(self, metric: str, values: Mapping[str, float]) -> None:
+        key = {"test_loss": "loss", "test_accuracy": "accuracy"}.get(metric, metric)
+        if "loss" not in values or key not in values or metric == "loss":
+            raise ConfigError(
+                f"stop.metric: got {metric!r}, and evaluate_fn returned numbers {sorted(values)}; "
+                "must be 'test_loss' or one of those beside 'loss', without which none is "
+                "recorded; return both, or name another"
+            )
 
     def _arrays(self) -> ArrayRecord:
         self._inner.write_to_model()
         model = self._inner.model
         arrays = map(torch.from_numpy, model.state_arrays())  # ArrayRecord takes no bfloat16
         return ArrayRecord(dict(zip(model.module.state_dict(), arrays, strict=True)))
-
-
-def averaged(replies: Iterable[Message]) -> MetricRecord | None:
-    """Return the mean of each metric over the replies that have it, weighted by examples."""
-    sums: dict[str, float] = {}
-    weights: dict[str, float] = {}
-    for reply in replies:
-        for record in reply.content.metric_records.values():
-            weight = record.get(NUM_EXAMPLES)
-            if not isinstance(weight, (int, float)) or not 0 < weight < _MOST:
-                continue  # whatever it is, one node's answer ends nothing
-            for name, value in record.items():
-                if name == NUM_EXAMPLES or not isinstance(value, (int, float)):
-                    continue
-                if abs(value) < _MOST:
-                    sums[name] = sums.get(name, 0.0) + weight * value
-                    weights[name] = weights.get(name, 0.0) + weight
-    return MetricRecord({n: sums[n] / weights[n] for n in sums}) if sums else None
 
 
 def _loaded(model: nn.Module, arrays: ArrayRecord | Mapping[str, torch.Tensor]) -> nn.Module:

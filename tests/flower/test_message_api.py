@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.client.mod import secagg_mod, secaggplus_mod
+from flwr.client.mod import make_ffn, secagg_mod, secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import (
     LocalDpMod,
@@ -24,10 +28,19 @@ from flwr.clientapp.mod import (
 from helpers import as_datasets, linear_model, softmax_clients
 from rooms import Room
 
-from fedopt_flwr import ConfigError, RunError, clientapp, clients, serverapp, strategies
+from fedopt_flwr import (
+    ConfigError,
+    MessageError,
+    RunError,
+    clientapp,
+    clients,
+    serverapp,
+    strategies,
+)
 from fedopt_flwr.algorithms import ALGORITHMS, FedAvg
 from fedopt_flwr.engines.pairs import run_pair
 from fedopt_flwr.errors import FedoptWarning
+from fedopt_flwr.flower.message_records import averaged
 
 DATA = as_datasets(softmax_clients([9, 14, 6]))
 SIZES: dict[str, Any] = {"num_clients": 3, "clients_per_round": 2, "local_steps": 3}
@@ -274,8 +287,166 @@ def test_metrics_that_no_mean_can_hold_are_left_out() -> None:
         )
         for own in numbers
     ]
+    assert averaged(replies) == MetricRecord({"loss": 2.5})
+
+
+def evaluating(answer: Callable[[int], dict[str, Any]]) -> ClientApp:
+    """An app that evaluates to the numbers that `answer` gives for a client's id."""
+    app = make_app()
+    del app._registered_funcs["evaluate.default"]
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Any) -> Message:
+        found = MetricRecord(answer(context.node_config["partition-id"]))
+        return Message(RecordDict({"metrics": found}), reply_to=message)
+
+    return app
+
+
+def test_failed_evaluations_are_errors_of_their_client_and_round() -> None:
+    def answer(client_id: int) -> dict[str, Any]:
+        if client_id == 0:
+            raise OSError("no disk today")
+        return {"num-examples": 4, "f1": 0.5} if client_id == 1 else {"f1": 0.1}
+
+    grid, seen = Room(evaluating(answer)), []
+
+    def on_round(record: Any) -> None:
+        seen.append(list(record.errors))
+        grid.gone = {101}
+
+    options = {**SIZES, "clients_per_round": 3, "min_replies": 1, "fraction_evaluate": 1.0}
+    strategy = serverapp.FedAvg(linear_model(), **options, on_round=on_round)
+    with pytest.warns(FedoptWarning, match="none of the 3 clients asked evaluated the model; the"):
+        result = start(strategy, grid, rounds=2)
+    assert result.evaluate_metrics_clientapp == {1: MetricRecord({"f1": 0.5})}
+    texts = [
+        {e["client"]: e["error"] for e in errors if e["phase"] == "evaluate"} for errors in seen
+    ]
+    no_examples = "its reply holds no MetricRecord with 'num-examples' above 0, by which metrics"
+    assert [sorted(own) for own in texts] == [[0, 2], [0, 1, 2]]
+    assert texts[0][0] == "it failed: OSError: no disk today"
+    assert texts[0][2].startswith(no_examples)
+    assert texts[1][1] == "it failed: Node Unavailable"
+    assert [r.failures for r in strategy.rounds] == [0, 1]
+
+
+def test_without_an_evaluate_function_a_run_says_so() -> None:
+    app = make_app()
+    del app._registered_funcs["evaluate.default"]
+    strategy = serverapp.FedAvg(linear_model(), **SIZES, fraction_evaluate=1.0)
+    with pytest.warns(FedoptWarning, match="fraction_evaluate: .* No evaluate function registered"):
+        result = start(strategy, Room(app), rounds=1)
+    assert not result.evaluate_metrics_clientapp
+    assert [e["phase"] for e in strategy.rounds[0].errors] == ["evaluate"] * 3
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (
+            [f"m{i}" for i in range(65)],
+            "its reply holds 6[56] metrics; must be at most 64; send fewer",
+        ),
+        (["n" * 257], "must be of at most 256 printable characters"),
+        (["a\nb"], r"a metric 'a\\nb'; a name must be"),
+    ],
+    ids=["many", "long", "not printable"],
+)
+def test_names_of_metrics_are_bounded(names: list[str], text: str) -> None:
+    wrong = {"num-examples": 4, **dict.fromkeys(names, 0.5)}
+    app = evaluating(lambda client_id: {"num-examples": 4, "f1": 0.1} if client_id else wrong)
+
+    def adding(message: Message, context: Any, call_next: Callable[..., Message]) -> Message:
+        reply = call_next(message, context)
+        if context.node_config["partition-id"] == 0 and message.metadata.message_type == "train":
+            reply.content["beside"] = MetricRecord(wrong)
+        return reply
+
+    app._registered_funcs["train.default"] = make_ffn(
+        app._registered_funcs["train.default"], [adding]
+    )
+    options = {**SIZES, "clients_per_round": 3, "fraction_evaluate": 1.0}
+    strategy = serverapp.FedAvg(linear_model(), **options)
+    result = start(strategy, Room(app), rounds=1)
+    assert result.evaluate_metrics_clientapp[1] == MetricRecord({"f1": 0.1})
+    assert [*result.train_metrics_clientapp[1]] == ["train_loss"]
+    errors = strategy.rounds[0].errors
+    assert [(e["client"], e["phase"]) for e in errors] == [(0, "train"), (0, "evaluate")]
+    for error in errors:
+        assert re.search(text, error["error"])
+
+
+@pytest.mark.parametrize(
+    ("metric", "found"),
+    [("accuracy", {"accuracy": 0.5}), ("test_loss", {"accuracy": 0.5}), ("f1", {"loss": 1.0})],
+)
+def test_a_stop_metric_that_nobody_measures_is_refused(metric: str, found: dict[str, Any]) -> None:
+    stop = {"metric": metric, "patience": 1, "better": "higher"}
+    strategy = serverapp.FedAvg(linear_model(), **SIZES, stop=stop)
+    with pytest.raises(ConfigError, match=f"stop.metric: got '{metric}', and evaluate_fn returned"):
+        start(strategy, Room(make_app()), evaluate_fn=lambda n, a: MetricRecord(found))
+    with pytest.raises(ConfigError, match=f"stop.metric: got '{metric}' without an evaluate_fn"):
+        start(strategy, Room(make_app()))
+
+
+def test_a_stop_metric_counts_in_the_rounds_that_measure_it() -> None:
+    stop = {"metric": "accuracy", "patience": 1}
+    strategy = serverapp.FedAvg(linear_model(), **SIZES, stop=stop)
+
+    def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        return MetricRecord({"loss": 1.0, "accuracy": 0.5}) if number % 2 else None
+
+    start(strategy, Room(make_app()), rounds=6, evaluate_fn=evaluate)
+    assert [r.round for r in strategy.rounds] == [1, 2, 3]
+    assert "accuracy was not higher in 1 evaluations" in str(strategy.stopped)
+
+
+def test_empty_texts_of_a_user_travel() -> None:
+    grid = Room(make_app())
     strategy = serverapp.FedAvg(linear_model(), **SIZES)
-    assert strategy.aggregate_evaluate(1, replies) == MetricRecord({"loss": 2.5})
+    start(strategy, grid, rounds=1, train_config=ConfigRecord({"note": ""}))
+    configs = [m.content["config"] for m in grid.seen if m.metadata.message_type == "train"]
+    assert [config["note"] for config in configs] == ["", ""]
+    assert not any(config.get("fedopt.local_parameters") == "" for config in configs)
+
+
+def test_evaluation_under_a_strategy_of_flowers() -> None:
+    app = make_app()
+    Room(app)  # without which no message can be made
+    arrays = ArrayRecord(linear_model().state_dict())
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1})})
+    context: Any = SimpleNamespace(node_config={"partition-id": 0}, state=RecordDict())
+    found = app(Message(content, 100, "evaluate"), context).content["metrics"]
+    loss, count, _ = clients.Client(linear_model(), DATA[0], client_id=0, device="cpu").evaluate(
+        arrays.to_numpy_ndarrays(), {}
+    )
+    assert (found["loss"], found["num-examples"]) == (loss, count)
+    with pytest.raises(
+        MessageError, match=r"lacks the records \['config'\], has \['arrays'\]; send"
+    ):
+        app(Message(RecordDict({"arrays": arrays}), 100, "train"), context)
+
+
+def test_a_users_class_takes_no_rules_place() -> None:
+    script = (
+        "from fedopt_flwr import algorithms, strategies\n"
+        "class FedAvg(strategies.RuleStrategy):\n    kind = algorithms.Scaffold\n"
+        "class Mine(strategies.RuleStrategy):\n    kind = algorithms.Scaffold\n"
+        "from fedopt_flwr import serverapp\n"
+        "print(serverapp.FedAvg.other.kind.name, 'Mine' in serverapp.__all__)"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["fedavg", "False"]
+
+
+def test_the_summary_says_rule_and_hyperparameters(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = serverapp.ScaffoldM(linear_model(), **SIZES, momentum=0.25)
+    with caplog.at_level("INFO", "flwr"):
+        strategy.summary()
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("scaffold_m: {")
+    assert "'momentum': 0.25" in line
 
 
 def test_arrays_of_another_model_are_refused() -> None:
@@ -345,15 +516,15 @@ def unregistered() -> Iterator[None]:
 
 @pytest.mark.parametrize("parts", [{}, {"local_parameters": ["bias"]}], ids=["all", "own parts"])
 def test_a_rule_of_your_own_is_known_to_nodes_in_other_processes(parts: dict[str, Any]) -> None:
-    options = {**SIZES, **parts, "fraction_evaluate": 1.0}
+    options = {**SIZES, **parts}
     try:
-        strategy = serverapp.Strategy(Halved(), linear_model(), **options)
+        strategy = serverapp.Strategy(Halved(), linear_model(), **options, fraction_evaluate=1.0)
         result = start(strategy, Apart(make_app(kind=Halved)))
         assert [r.clients for r in strategy.rounds if r.errors or len(r.clients) != 2] == []
         assert [*result.evaluate_metrics_clientapp] == [1, 2, 3, 4]
         strategy = serverapp.Strategy(Halved(), linear_model(), **options)
         start(strategy, Apart(make_app()), rounds=1)
-        [error, _] = [e["error"] for e in strategy.rounds[0].errors if e["phase"] == "train"]
+        [error, _] = [e["error"] for e in strategy.rounds[0].errors]
         assert "kind=MyRule of clientapp.train" in error
         assert "instruction.algorithm: unknown 'halved_by_message'" in error
         strategy = serverapp.Strategy(FedAvg(), linear_model(), **options)
