@@ -21,7 +21,7 @@ LIMITS = {
     "names at the top": 22,
     "edges between rooms": 103,
     "import circles": 0,
-    "source lines": 26_000,
+    "source lines": 27_000,
     "longest function body": 35,
 }
 
