@@ -1,4 +1,4 @@
-"""A real Ray cluster of two nodes on this machine, each with its own CPU, folder and ports."""
+"""A real Ray cluster of two nodes on this machine, each with its own CPUs, folder and ports."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class RayCluster:
         client = f"--ray-client-server-port={free_port()}"
         self._start(
             "head",
+            1,
             {},
             "--head",
             f"--port={self.port}",
@@ -40,15 +41,15 @@ class RayCluster:
             '--system-config={"health_check_timeout_ms": 60000, "health_check_period_ms": 1000}',
         )
 
-    def start_other(self, **environment: str) -> None:
-        self._start("other", environment, f"--address={self.address}")
+    def start_other(self, cpus: int = 1, **environment: str) -> None:
+        self._start("other", cpus, environment, f"--address={self.address}")
 
-    def _start(self, name: str, environment: dict[str, str], *options: str) -> None:
+    def _start(self, name: str, cpus: int, environment: dict[str, str], *options: str) -> None:
         log = self._folder / f"{name}.log"
         ports = ("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "metrics-export-port")
         own = [f"--{port}={free_port()}" for port in (*ports, "runtime-env-agent-port")]
         size = f"--object-store-memory={OBJECT_STORE_BYTES}"
-        shape = ["--num-cpus=1", "--num-gpus=0", size, f"--temp-dir={self._folder / name}"]
+        shape = [f"--num-cpus={cpus}", "--num-gpus=0", size, f"--temp-dir={self._folder / name}"]
         with log.open("wb") as file:
             self._nodes[name] = subprocess.Popen(
                 [RAY, "start", "--block", "--disable-usage-stats", *options, *own, *shape],

@@ -10,9 +10,12 @@ from typing import Any
 import ray
 from flwr.server.superlink.fleet.vce.backend import raybackend
 from flwr.simulation.ray_transport.ray_actor import BasicActorPool, pool_size_from_resources
-from ray.exceptions import ObjectLostError, RayActorError
+from ray.exceptions import ObjectLostError, RayActorError, RayError
 
 _LOST = (RayActorError, ObjectLostError)  # the actor, or its reply with the machine
+_PING_SECONDS = 5.0  # idle actors answer within milliseconds; one that does not is used later
+_START_ATTEMPTS = 3  # that fail one after another, before a message fails with them
+_START_SECONDS = 300  # of waiting while there is no actor but those that are starting
 
 
 class LastingPool(BasicActorPool):
@@ -30,10 +33,21 @@ class LastingPool(BasicActorPool):
         self._starting: dict[Any, Any] = {}  # actors in place of lost ones, by what is ready then
 
     def submit(self, actor_fn: Any, job: Any) -> Any:
-        """Give a message to an idle actor, once there is one, and return its future."""
+        """Give a message to an idle actor, once there is one, and return its future.
+
+        What keeps actors from starting is raised where there is no other to wait for.
+        """
+        failed = seconds = 0
         with self._changed:
             while not self.pool:  # there is a thread for each actor that there was at the start
-                self._make_up_for_lost()
+                errors = self._make_up_for_lost()
+                failed += bool(errors)
+                is_alone = self.num_actors == len(self._starting)
+                seconds = seconds + 1 if is_alone else 0
+                if errors and is_alone and failed >= _START_ATTEMPTS:
+                    raise errors[-1]
+                if seconds > _START_SECONDS:
+                    raise TimeoutError(f"Ray has started no process in {_START_SECONDS} s")
                 self._changed.wait_for(lambda: self.pool, timeout=1.0)
             future = super().submit(actor_fn, job)
             self._jobs[future] = (actor_fn, job)
@@ -64,28 +78,43 @@ class LastingPool(BasicActorPool):
                 self._changed.notify()
 
     def _let_go(self, future: Any) -> None:
+        """Forget an actor that was lost, and the idle ones that were lost with its machine."""
         with self._changed:
             del self._future_to_actor[future]
             self.num_actors -= 1
+            idle = {actor.__ray_ready__.remote(): actor for actor in self.pool}
+            self.pool.clear()
+            self._starting |= idle
+            if idle:
+                ray.wait([*idle], num_returns=len(idle), timeout=_PING_SECONDS)
+            self._use_those_that_started()
+            self._changed.notify_all()
 
-    def _make_up_for_lost(self) -> None:
-        """Start actors where the machines have room for more; use those that are there by now.
+    def _make_up_for_lost(self) -> list[RayError]:
+        """Use actors that started meanwhile, and start more where the machines have room.
 
-        ValueError where no machine has room for any.
+        Returns why others did not start; ValueError where no machine has room for any.
         """
+        errors = self._use_those_that_started()
+        room = min(self.actors_capacity, pool_size_from_resources(self.client_resources))
+        for _ in range(room - self.num_actors):
+            actor = self.create_actor_fn()
+            self._starting[actor.__ray_ready__.remote()] = actor
+            self.num_actors += 1
+        return errors
+
+    def _use_those_that_started(self) -> list[RayError]:
+        errors = []
         for ready, actor in list(self._starting.items()):
             if ray.wait([ready], timeout=0)[0]:
                 del self._starting[ready]
                 try:
                     ray.get(ready)
                     self.pool.append(actor)
-                except _LOST:
+                except RayError as error:  # as where its runtime environment cannot be made
+                    errors.append(error)
                     self.num_actors -= 1
-        room = min(self.actors_capacity, pool_size_from_resources(self.client_resources))
-        for _ in range(room - self.num_actors):
-            actor = self.create_actor_fn()
-            self._starting[actor.__ray_ready__.remote()] = actor
-            self.num_actors += 1
+        return errors
 
 
 @contextlib.contextmanager
