@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from fedopt_flwr import ConfigError, RunConfig, simulate
 from fedopt_flwr.algorithm import Algorithm
 from fedopt_flwr.algorithms import ALGORITHMS, FedAvg, load_rule, register
 from fedopt_flwr.data import load_federated_data
+from fedopt_flwr.models import make_model
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -194,10 +197,32 @@ def test_vision_finetune_trains_the_head_alone(tmp_path: Path) -> None:
     for key, value in trunk.state_dict().items():
         if not key.startswith("fc."):
             assert torch.equal(trained[f"trunk.{key}"], value), key
+    kind: dict[str, Any] = {"options": {}, "input_shape": (3, 32, 32), "num_classes": 10}
+    start = make_model("vision_finetune:Finetuned", **kind, seed=0, folders=[tmp_path])
+    for key, value in start.state_dict().items():
+        if key.startswith("head."):
+            assert 1e-6 < (trained[key] - value).abs().max() < 1, key
     records = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     last = json.loads(records[-1])
     assert last["clients"]
     assert last["uplink_bytes"] < 4 * 4 * 2 * (512 * 10 + 10)  # of 11 million parameters
+
+
+PLAIN = """
+import sys
+import torch
+from peft import PeftModel
+from text_lora import full, load
+
+model = PeftModel.from_pretrained(full(), "run/pretrained").eval()
+loss = 0.0
+test = load(20, 0)["test"].with_format("torch")
+with torch.no_grad():
+    for batch in test.iter(256):
+        loss += model(**batch).loss.item() * len(batch["labels"]) / len(test)
+assert "fedopt_flwr" not in sys.modules
+print(loss)
+"""
 
 
 @pytest.mark.slow
@@ -218,3 +243,13 @@ def test_text_lora_from_its_files(real_data: Path, tmp_path: Path) -> None:
     assert rounds[-1]["train_loss"] < rounds[1]["train_loss"]
     assert rounds[1]["uplink_bytes"] < 5 * 4 * 100_000  # of 1.4 million parameters
     assert (tmp_path / "run" / "pretrained" / "adapter_model.safetensors").exists()
+    plain = [sys.executable, "-W", "ignore", "-c", PLAIN]
+    found = subprocess.check_output(plain, cwd=tmp_path, text=True, timeout=300)
+    assert float(found) == pytest.approx(rounds[-1]["test_loss"], abs=1e-4)
+
+
+def test_text_lora_says_how_its_base_is_made(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="needs the extra 'text'")
+    file = shutil.copy(EXAMPLES / "text_lora" / "text_lora.py", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"base is not there; run prepare\.py, which makes"):
+        runpy.run_path(file)["full"]()

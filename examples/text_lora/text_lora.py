@@ -61,6 +61,8 @@ def load(num_clients: int, seed: int) -> DatasetDict:
 
 
 def tokeniser() -> PreTrainedTokenizerBase:
+    if Path(BASE).is_absolute() and not Path(BASE).is_dir():
+        raise FileNotFoundError(f"{BASE} is not there; run prepare.py, which makes it")
     found = AutoTokenizer.from_pretrained(BASE)
     if found.pad_token is None:  # as published ones of GPT-2's kind
         found.pad_token = found.eos_token
