@@ -19,9 +19,10 @@ _LONGEST = 10**6
 
 
 def is_hugging_face(dataset: Any, name: str) -> bool:
-    """Whether this is `datasets`' class of that name, or of a kind of it."""
+    """Whether this is the class of that name in `datasets` or flwr-datasets, or of a kind of it."""
+    own = ("datasets.", "flwr_datasets.")
     kinds = type(dataset).__mro__
-    return any(k.__name__ == name and k.__module__.startswith("datasets.") for k in kinds)
+    return any(k.__name__ == name and k.__module__.startswith(own) for k in kinds)
 
 
 def wrap_table(table: Any, loading: Loading = AS_TORCH) -> DatasetData:
@@ -56,7 +57,7 @@ def split_source(given: Any, num_clients: int | str, loading: Loading) -> Source
         if "train" not in given:
             raise DataError(f"DatasetDict: has the splits {sorted(given)}; one must be 'train'")
         return Source(given["train"], given.get("test"), loading=loading)
-    if type(given).__name__ != "FederatedDataset":
+    if not is_hugging_face(given, "FederatedDataset"):
         return None
     if num_clients == "open":
         raise DataError(

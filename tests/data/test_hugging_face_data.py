@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from helpers import FEATURES, linear_model, small_config, three_datasets
 from torch.utils.data import Subset, TensorDataset
@@ -134,6 +138,27 @@ def test_flwr_datasets_partitioner_divides(tmp_path: Path, fast_tokenizer: Path)
         from_datasets(made, None, RunConfig(**small_config(4)))
 
 
+@pytest.mark.filterwarnings("ignore:The currently tested dataset")
+@pytest.mark.parametrize("is_own_kind", [False, True])
+def test_any_partitioner_and_any_kind_of_federated_dataset(
+    is_own_kind: bool, tmp_path: Path
+) -> None:
+    from flwr_datasets import FederatedDataset
+    from flwr_datasets.partitioner import IidPartitioner
+
+    from fedopt_flwr.data import from_datasets
+
+    class OwnKind(FederatedDataset):  # type: ignore[misc]
+        """As one with another way to load."""
+
+    kind = OwnKind if is_own_kind else FederatedDataset
+    partitioners = {"train": IidPartitioner(num_partitions=3)}
+    made = kind(dataset=str(saved_csv(tmp_path / "csv")), partitioners=partitioners, shuffle=False)
+    data = from_datasets(made, None, RunConfig(**small_config()))
+    found = [part.targets().tolist() for part in data.clients]
+    assert found == [CLASSES_OF[:6], CLASSES_OF[6:12], CLASSES_OF[12:]]
+
+
 @pytest.fixture
 def fast_tokenizer(tmp_path: Path) -> Path:
     """A tokenizer whose word numbers are known: 0 padding, 1 unknown, then good, bad, film, day."""
@@ -170,7 +195,18 @@ def test_texts_are_tokenised_once(tmp_path: Path, fast_tokenizer: Path, cache: P
     assert sorted(kinds.tolist()) == sorted(CLASSES_OF)
     written = {path: path.stat().st_mtime_ns for path in cache.rglob("cache-*.arrow")}
     assert len(written) == 2
-    load_federated_data(config)
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(config.to_dict()))
+    again = f"""
+from fedopt_flwr import RunConfig
+from fedopt_flwr.data import load_federated_data
+print(load_federated_data(RunConfig.from_file({str(tmp_path / "run.toml")!r})).test.num_examples)
+"""
+    found = subprocess.check_output(
+        [sys.executable, "-W", "ignore", "-c", again],
+        env=os.environ | {"HF_DATASETS_CACHE": str(cache), "HF_HUB_OFFLINE": "1"},
+        text=True,
+    )
+    assert found.split() == ["6"]
     assert {p: p.stat().st_mtime_ns for p in cache.rglob("cache-*.arrow")} == written
 
 
