@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from helpers import CLASSES, FEATURES, linear_model, small_config, three_datasets
+from processes import fedopt
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -241,6 +243,66 @@ def test_a_base_in_bfloat16_stays_so_and_its_adapter_trains() -> None:
     assert result.rounds[-1].train_loss < result.rounds[0].train_loss
     frozen = {p.dtype for p in result.model.parameters() if not p.requires_grad}
     assert (frozen, result.parameters.dtype) == ({torch.bfloat16}, np.float32)
+
+
+OWN = """
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from torch.utils.data import TensorDataset
+from transformers import GPT2Config, GPT2LMHeadModel
+
+class Lora(nn.Module):
+    def __init__(self):
+        super().__init__()
+        shape = GPT2Config(
+            vocab_size=100, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=0,
+            eos_token_id=0
+        )
+        lora = LoraConfig(
+            task_type="CAUSAL_LM", r=2, target_modules=["c_attn"], fan_in_fan_out=True
+        )
+        self.adapted = get_peft_model(GPT2LMHeadModel(shape).to(torch.bfloat16), lora)
+
+    def forward(self, ids):
+        return self.adapted(input_ids=ids).logits.float()
+
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+
+def hits(outputs, targets):
+    return (outputs[:, :-1].argmax(-1) == targets[:, 1:]).float().mean()
+
+def load(num_clients, seed):
+    ids = torch.randint(5, 100, (24, 12), generator=torch.Generator().manual_seed(0))
+    return [TensorDataset(ids, ids)] * num_clients, TensorDataset(ids, ids)
+"""
+
+
+def test_an_adapter_inside_a_module_of_ones_own_trains_from_the_command_line(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    sections = {
+        "algorithm": {"name": "scaffold", "client_learning_rate": 0.5},
+        "federation": {"num_clients": 2, "clients_per_round": 2, "num_rounds": 2},
+        "training": {"local_steps": 2, "batch_size": 8},
+        "data": {"name": "own:load"},
+        "model": {"name": "own:Lora", "loss": "own:loss", "metric": "own:hits"},
+        "output": {"directory": "run"},
+    }
+    (tmp_path / "lora.toml").write_text(tomli_w.dumps(sections))
+    ended = fedopt("simulate", "lora.toml", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    first, *_, last = (json.loads(line) for line in lines)
+    assert last["failures"] == 0
+    assert last["test_loss"] < first["test_loss"]
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    kinds = {"lora_" in name: value.dtype for name, value in saved.items()}
+    assert kinds == {True: torch.float32, False: torch.bfloat16}
+    size = sum(value.numel() for name, value in saved.items() if "lora_" in name)
+    assert 0 <= last["uplink_bytes"] - 2 * 4 * size <= 512  # of the two clients
 
 
 def compiled() -> nn.Module:
