@@ -13,8 +13,7 @@ import pytest
 from message_app import ROUNDS, SIZES, data, make_model
 from superlinks import SuperLink
 
-from fedopt_flwr import clients, serverapp, strategies
-from fedopt_flwr.engines.pairs import run_pair
+from fedopt_flwr import serverapp, simulate, strategies
 
 ROOT = Path(__file__).parents[2]
 RULES = sorted({*serverapp.__all__} - {"RuleStrategy", "Strategy"})
@@ -43,11 +42,15 @@ results = ""
 
 
 def in_process(rule: str) -> list[str]:
-    """What the same rule ends with in this process, through the older API."""
-    strategy = getattr(strategies, rule)(make_model(), **SIZES, num_rounds=ROUNDS)
-    own = [clients.Client(make_model(), data(i), client_id=i, device="cpu") for i in range(3)]
-    arrays = run_pair(strategy, [client.to_client() for client in own], ROUNDS)
-    return [array.tobytes().hex() for array in arrays]
+    """What the same rule ends with in `fedopt simulate`."""
+    sizes = {name: SIZES[name] for name in ("num_clients", "clients_per_round")}
+    config = {
+        "algorithm": {"name": getattr(strategies, rule).kind.name},
+        "federation": sizes | {"num_rounds": ROUNDS},
+        "training": {name: SIZES[name] for name in ("local_steps", "batch_size")},
+    }
+    result = simulate(config, make_model, [data(i) for i in range(3)])
+    return [value.numpy().tobytes().hex() for value in result.model.state_dict().values()]
 
 
 def simulated(app: str, folder: Path, nodes: int, **environment: str) -> str:

@@ -1,4 +1,4 @@
-"""Our pool of Ray's processes as Flower's backend uses it, on machines that are lost; no Ray runs."""
+"""Our pool of Ray's processes, as Flower uses it, where machines are lost; no Ray runs."""
 
 from __future__ import annotations
 
