@@ -82,7 +82,8 @@ class LastingPool(BasicActorPool):
         with self._changed:
             del self._future_to_actor[future]
             self.num_actors -= 1
-            idle = {actor.__ray_ready__.remote(): actor for actor in self.pool}
+            actors: list[Any] = self.pool
+            idle = {actor.__ray_ready__.remote(): actor for actor in actors}
             self.pool.clear()
             self._starting |= idle
             if idle:
