@@ -102,10 +102,12 @@ def _is_installed(name: str) -> bool:
 
 def numbers_of(record: RoundRecord) -> dict[str, float]:
     """Return the numbers of a line of rounds.jsonl; those of its tables as table/name, and how many
-    clients there are in its lists. `each_client` is left out: nobody looks at a curve a client."""
+    clients there are in its lists. Tables by client are left out: nobody looks at a curve a client.
+    """
     found: dict[str, float] = {}
     values = record.to_dict()
-    del values["each_client"]
+    for name in ("each_client", "seconds_by_client", "examples_by_client"):
+        del values[name]
     _collect(found, "", as_json(values))
     del found["round"]
     return found

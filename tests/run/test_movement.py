@@ -422,9 +422,14 @@ def test_records_of_runs_before_are_read() -> None:
 
 
 def test_trackers_hear_of_the_round_and_of_no_client() -> None:
-    found = numbers_of(run(config_of("scaffold"))[-1])
+    record = run(config_of("scaffold"))[-1]
+    assert record.each_client
+    assert record.seconds_by_client
+    assert record.examples_by_client
+    of_clients = {"each_client", "seconds_by_client", "examples_by_client"}
+    found = numbers_of(record)
     assert {"drift", "control_norm", "gradient_cosine", "gradient_norm"} <= found.keys()
-    assert not any(name.startswith("each_client") for name in found)
+    assert not {name.partition("/")[0] for name in found} & of_clients
 
 
 def grpc_config(rule: str) -> dict[str, Any]:

@@ -52,7 +52,8 @@ def lines(folder: Path) -> dict[int, dict[str, float]]:
         record = json.loads(line)
         own = {k: float(v) for k, v in record.items() if isinstance(v, (int, float))}
         own |= {f"test_metrics/{k}": v for k, v in record["test_metrics"].items()}
-        own["clients"] = float(len(record["clients"]))
+        own |= {f"chosen/{k}": v for k, v in record["chosen"].items()}
+        own |= {name: float(len(record[name])) for name in ("clients", "errors")}
         found[int(own.pop("round"))] = own
     return found
 
@@ -131,7 +132,7 @@ def in_wandb(folder: Path) -> dict[int, dict[str, float]]:
             if "round" in items:
                 own = {k: v for k, v in items.items() if isinstance(v, (int, float))}
                 row = found.setdefault(int(own.pop("round")), {})  # the picture has one, too
-                row |= {k: v for k, v in own.items() if k[0] != "_"}
+                row |= {k: v for k, v in own.items() if not k.startswith(("_", "curves/"))}
     return found
 
 
@@ -145,9 +146,7 @@ READERS: dict[str, Callable[[Path], dict[int, dict[str, float]]]] = {
 def require_equal(read: dict[int, dict[str, float]], expected: dict[int, dict[str, float]]) -> None:
     assert read.keys() == expected.keys()
     for number, values in expected.items():
-        assert values.items()
-        missing = values.keys() - read[number].keys()
-        assert not missing
+        assert read[number].keys() == values.keys()
         for name, value in values.items():
             assert read[number][name] == pytest.approx(value, rel=1e-6), (number, name)
 
