@@ -343,6 +343,12 @@ def test_no_error_left_is_drawn_too() -> None:
     figure = pictured([Curve("perfect", [trace([0.5, 0.9, 1.0])]), Curve("x", [trace([0.5, 0.9])])])
     assert drawn(figure, "perfect")[1] == pytest.approx([0.5, 0.1, 0.0])
     assert labels(figure)[0].get_text() == "1 perfect  0 %"
+    axes = figure.axes[0]
+    assert axes.get_yscale() == "log"
+    assert 0.05 < axes.get_ylim()[0] < 0.1  # the least error that is more than none
+    alone = panels(one_run([record(n, a) for n, a in enumerate([0.5, 0.9, 1.0], 1)]))["Test error"]
+    assert alone.get_yscale() == "log"
+    assert 0.05 < alone.get_ylim()[0] < 0.1
     only = pictured([Curve("perfect", [trace([1.0, 1.0])])])
     assert only.axes[0].get_ylim()[0] <= 0 <= only.axes[0].get_ylim()[1]
 

@@ -35,6 +35,16 @@ def scale_of(unit: Unit, largest: float) -> tuple[float, str]:
     return 1.0, "round" if unit == "rounds" else "seconds of rounds"
 
 
+def seen_on(values: Sequence[float] | np.ndarray, measure: Measure) -> np.ndarray:
+    """Return those of the values that decide where the y axis is cut: the finite ones, on a log
+    axis without zeros, if there are others."""
+    given = np.asarray(values, dtype=float)
+    finite: np.ndarray = given[np.isfinite(given)]
+    positive: np.ndarray = finite[finite > 0]
+    has_log_axis = measure.is_lower_better and (finite >= 0).all() and positive.size
+    return positive if has_log_axis else finite
+
+
 def set_scale(axes: Axes, lowest: float, highest: float, measure: Measure) -> None:
     """Cut the y axis to these values; what is better when lower gets a log axis."""
     if measure.is_lower_better and lowest > 0:

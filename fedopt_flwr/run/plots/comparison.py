@@ -11,7 +11,7 @@ import numpy as np
 
 from ..summary import Target
 from . import look
-from .axes import End, label_ends, label_inches, scale_of, set_log_scale, set_scale
+from .axes import End, label_ends, label_inches, scale_of, seen_on, set_scale
 from .costs import cost_panel_inches, draw_costs
 from .curves import (
     Curve,
@@ -162,7 +162,7 @@ def _draw_curves(
     size, heading = scale_of(unit, max(line.points.x[-1] for line in lines))
     for line in reversed(lines):
         _draw_line(axes, line, measure, unit, size)
-    set_scale(axes, *_where_curves_are(lines), measure)
+    set_scale(axes, *_where_curves_are(lines, measure), measure)
     axes.set(xlabel=heading, ylabel=measure.axis)
     axes.margins(x=0.01)
     for line in lines:
@@ -188,19 +188,17 @@ def _draw_line(axes: Axes, line: Line, measure: Measure, unit: Unit, size: float
         axes.plot(tail.x / size, tail.mean, **{**style, "lw": 0.6})
 
 
-def _where_curves_are(lines: Sequence[Line]) -> tuple[float, float]:
+def _where_curves_are(lines: Sequence[Line], measure: Measure) -> tuple[float, float]:
     """Return the least and the greatest value to be seen: those after the first tenth, without
     the rarest ones, and every line's best and last."""
     sound = [line.points for line in lines if not line.has_diverged]
     sound = sound or [line.points for line in lines]
     start = max(points.x[-1] for points in sound) / 10
     late = np.concatenate([points.mean[points.x >= start] for points in sound])
-    late = late[np.isfinite(late)]
-    kept = [np.array([points.mean[-1], np.nan]) for points in sound]
-    kept += [np.percentile(late, (1, 97))] if late.size else []
-    kept += [np.array([np.nanmin(late)])] if late.size else []
-    values = np.concatenate(kept)
-    values = values[np.isfinite(values)]
+    late = seen_on(late, measure)
+    kept = [points.mean[-1:] for points in sound]
+    kept += [np.percentile(late, (1, 97)), late.min(keepdims=True)] if late.size else []
+    values = seen_on(np.concatenate(kept), measure)
     return (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
 
 
@@ -232,7 +230,5 @@ def _draw_diagnosis(axes: Axes, lines: Sequence[Line], name: str, unit: Unit) ->
     size, heading = scale_of(unit, max(line.points.x[-1] for line in own))
     for line in reversed(own):
         _draw_line(axes, line, measure, unit, size)
-    lowest, highest = _where_curves_are(own)
-    if lowest > 0:
-        set_log_scale(axes, lowest, highest)
+    set_scale(axes, *_where_curves_are(own, measure), measure)
     axes.set(xlabel=heading, title=measure.title)

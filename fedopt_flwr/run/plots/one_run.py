@@ -13,7 +13,7 @@ import numpy as np
 from ...config.run_config import RunConfig
 from ...rounds.record import RoundRecord
 from . import look
-from .axes import scale_of, set_log_scale, set_scale
+from .axes import scale_of, seen_on, set_scale
 from .curves import TEST_LOSS, TRAIN_LOSS, Measure, Trace, Unit, measure_of, so_far
 from .participation import draw_participation, panel_inches, participation_of
 from .subject import subject_of
@@ -119,21 +119,14 @@ def _draw_measures(axes: Axes, trace: Trace, measures: Sequence[Measure], unit: 
         dots = "o" if len(values) == 1 else None
         axes.plot(x[list(places)] / size, values, color=colour, label=measure.title, marker=dots)
         seen += [v for p, v in zip(places, values, strict=True) if not _is_after(trace, p)]
-    seen = [value for value in seen if np.isfinite(value)]
-    if seen and len(measures) > 1:
-        _cut_losses(axes, seen)
-    elif seen:
-        set_scale(axes, min(seen), max(seen), measures[0])
+    kept = seen_on(seen, measures[0])
+    if kept.size:
+        set_scale(axes, kept.min(), kept.max(), measures[0])
     axes.set(xlabel=heading, title="Losses" if len(measures) > 1 else measures[0].title)
     axes.set_ylabel(measures[0].axis if len(measures) == 1 else "loss")
     if len(measures) > 1:
         _write_key_above(axes)
     _mark_divergence(axes, trace, x / size)
-
-
-def _cut_losses(axes: Axes, values: Sequence[float]) -> None:
-    if min(values) > 0:
-        set_log_scale(axes, min(values), max(values))
 
 
 def _is_after(trace: Trace, place: int) -> bool:
