@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from ..algorithm import ClientId
 from ..config.run_config import RunConfig
 from ..config.text import read_toml
 from ..errors import ConfigError
@@ -22,6 +23,25 @@ CONFIG = "config.toml"
 ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
 _RECORD = TypeAdapter(RoundRecord)
+_Spread = dict[str, dict[str, float | None]]  # by metric, and what of it
+
+
+class _Error(BaseModel):
+    client: ClientId
+    phase: str
+    error: str
+
+
+class _OnClients(BaseModel):
+    spread: _Spread = {}
+    own_spread: _Spread = {}
+
+
+class _Tables(BaseModel):
+    """What pictures and tables read of the values in a record that have no type there."""
+
+    errors: list[_Error] = []
+    on_clients: _OnClients | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +62,8 @@ def read_finished(path: Path) -> Outcome:
         lines = (path / ROUNDS).read_bytes().splitlines()
         records = [record_of_line(line) for line in lines]
         summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-        if not isinstance(summary, dict) or not {"diverged_at", "best_round"} <= summary.keys():
+        is_known = isinstance(summary, dict) and {"diverged_at", "best_round"} <= summary.keys()
+        if not is_known or not isinstance(summary["diverged_at"], int | None):
             raise ValueError(f"{SUMMARY} is not that of a run of this version")
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
@@ -64,10 +85,15 @@ def read_so_far(path: Path) -> RecordedRun:
         raise ConfigError(
             f"RUN: {str(place)!r} cannot be read: {error.strerror}; leave that run out"
         ) from error
-    records = []
+    records: list[RoundRecord] = []
     for number, line in enumerate(lines, 1):
         try:
-            records.append(record_of_line(line))
+            record = record_of_line(line)
+            if records and record.round <= records[-1].round:
+                raise ValueError(
+                    f"round: got {record.round} after round {records[-1].round}; must be above it"
+                )
+            records.append(record)
         except (ValueError, RecursionError) as error:
             raise ConfigError(
                 f"RUN: line {number} of {str(place)!r} is no record of a round: {error}; restore "
@@ -119,12 +145,11 @@ def record_of_line(line: bytes) -> RoundRecord:
         values["chosen"] = {k: math.nan if v is None else v for k, v in chosen.items()}
     try:
         record = _RECORD.validate_json(json.dumps(values), strict=True)
+        _Tables.model_validate(values, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "a line"
         raise ValueError(f"{where}: {first['msg']}") from None
-    if not all({"client", "phase", "error"} <= item.keys() for item in record.errors):
-        raise ValueError("errors: each must have a client, a phase and an error")
     return record
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from processes import QUICK, InProcess, Processes, fedopt, refused, wait_until
 
 from fedopt_flwr import simulate
-from fedopt_flwr.rounds.record import RoundRecord
+from fedopt_flwr.rounds.record import RoundRecord, as_json
 from fedopt_flwr.run.plots import look
 from fedopt_flwr.run.reading import read_so_far
 
@@ -248,6 +249,43 @@ def test_a_broken_line_of_the_records_is_named(tmp_path: Path, in_process: InPro
     with (tmp_path / "run" / "rounds.jsonl").open("a") as file:
         file.write("garbage\n")
     refused(in_process("plot", "run"), "RUN: line 3 of 'run/rounds.jsonl' is no record of a round")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("on_clients", {"spread": [1]}, "on_clients.spread: Input should be"),
+        ("on_clients", {"own_spread": {"accuracy": 1}}, "on_clients.own_spread.accuracy: Input"),
+        ("on_clients", {"spread": {"loss": {"worst": "x"}}}, "on_clients.spread.loss.worst: Input"),
+        ("errors", [{"client": None, "phase": "train", "error": "x"}], "errors.0.client"),
+        ("errors", [{"client": [1], "phase": "train", "error": "x"}], "errors.0.client"),
+        ("errors", [{"client": 1, "phase": 2, "error": "x"}], "errors.0.phase: Input should be"),
+        ("errors", [{"client": 1, "phase": "train"}], "errors.0.error: Field required"),
+        ("round", 1, "round: got 1 after round 1; must be above it"),
+    ],
+)
+def test_a_line_whose_contents_are_wrong_is_named(
+    name: str, value: Any, text: str, tmp_path: Path, in_process: InProcess
+) -> None:
+    write_run_at_work(tmp_path / "run", measured(1, 0.5))
+    line = as_json(measured(2, 0.6).to_dict()) | {name: value}
+    with (tmp_path / "run" / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    start = "RUN: line 2 of 'run/rounds.jsonl' is no record of a round"
+    refused(in_process("plot", "run"), f"{start}: {text}")
+
+
+@pytest.mark.parametrize("number", [7, "one", [1]])
+def test_a_divergence_that_no_record_tells_of_costs_no_picture(
+    number: Any, tmp_path: Path, in_process: InProcess
+) -> None:
+    for name in ("one", "other"):
+        write_run_at_work(tmp_path / name, measured(1, 0.5), federation={"seed": len(name)})
+        summary = {"diverged_at": number, "best_round": None}
+        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
+    for runs in (["one"], ["one", "other"]):
+        ended = in_process("plot", *runs)
+        assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_plot_needs_neither_torch_nor_flower(tmp_path: Path) -> None:

@@ -205,9 +205,9 @@ def _where_curves_are(lines: Sequence[Line], measure: Measure) -> tuple[float, f
 def _mark_divergence(axes: Axes, line: Line, unit: Unit, size: float) -> None:
     lowest, highest = axes.get_ylim()
     for trace in line.curve.traces:
-        if trace.diverged_at is None:
-            continue
         numbers = [record.round for record in trace.rounds]
+        if trace.diverged_at not in numbers:
+            continue
         x = so_far(trace.rounds, unit)[numbers.index(trace.diverged_at)]
         y = np.clip(_last_finite(line.points.mean[line.points.x <= x], highest), lowest, highest)
         axes.plot([x / size], [y], "x", color=look.ALARM, ms=7, mew=2, clip_on=False, zorder=5)
