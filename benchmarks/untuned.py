@@ -24,10 +24,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from fedopt_flwr import RunConfig, simulate
+from fedopt_flwr.run.plots import look
 
 CELLS = Path(__file__).with_suffix(".json")
 SEEDS = (0, 1, 2)
@@ -52,6 +52,7 @@ def grids(task: str) -> dict[str, dict[str, list[float]]]:
 
 
 UNTUNED = ("padamfed", "padamfed_dog", "autofed", "fedsps", "delta_sgd")
+MARKERS = "osD^v"  # of these, so that nobody needs the colours
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -173,16 +174,16 @@ def print_steady(cells: Cells, base: str) -> None:
 def plot(shares: dict[str, dict[str, float]], path: Path) -> None:
     """Draw each untuned rule's share of the best tuned accuracy, task by task."""
     lowest = 0.8
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    figure = Figure(figsize=(look.WIDTH, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.axhline(1.0, color="black", linewidth=1)
     for number, rule in enumerate(UNTUNED):
         found = [by_rule[rule] for by_rule in shares.values()]
         places = [task + (number - len(UNTUNED) / 2 + 0.5) * 0.13 for task in range(len(found))]
-        color, is_ours = colormaps["tab10"](number), rule == "autofed"
-        size = 9 if is_ours else 6
+        size = 9 if rule == "autofed" else 6
         shown = [max(share, lowest) for share in found]
-        axes.plot(places, shown, "D" if is_ours else "o", color=color, label=rule, markersize=size)
+        style = {"color": look.COLOURS[number], "marker": MARKERS[number], "markersize": size}
+        axes.plot(places, shown, ls="", label=rule, **style)
         for place, share in zip(places, found, strict=True):
             if share < lowest:
                 axes.annotate(
@@ -198,9 +199,9 @@ def plot(shares: dict[str, dict[str, float]], path: Path) -> None:
     axes.set_xticks(range(len(shares)), [task.replace("-", "\n", 1) for task in shares])
     axes.set(ylabel="accuracy / best tuned accuracy", ylim=(lowest - 0.01, 1.03))
     axes.set_title("Rules without a rate; 1: the best of fedavg, scaffold_m and fedadam, tuned")
-    axes.grid(alpha=0.3, axis="y")
+    axes.grid(visible=False, axis="x")
     figure.legend(loc="outside lower center", ncols=len(UNTUNED))
-    figure.savefig(path, dpi=110)
+    look.save(figure, path)
 
 
 def main() -> None:
@@ -227,7 +228,8 @@ def main() -> None:
         row += [f"{value:.4f} ({value / bar:.3f})" for value in found.values()]
         print(f"| {task} |", " | ".join(row), "|", flush=True)
     if given.plot:
-        plot(shares, given.plot)
+        with look.drawing():
+            plot(shares, given.plot)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -34,7 +35,9 @@ from fedopt_flwr.run.plots.curves import (
 )
 from fedopt_flwr.run.plots.one_run import draw_run, run_figure
 from fedopt_flwr.run.plots.participation import participation_of
+from fedopt_flwr.run.plots.partition import draw_partition
 from fedopt_flwr.run.plots.subject import Subject
+from fedopt_flwr.run.plots.sweeps import draw_sweeps
 from fedopt_flwr.run.summary import Target
 
 DIGITS = Subject("digits", "mlp, 20 clients")
@@ -362,6 +365,74 @@ def test_the_same_numbers_make_the_same_file(tmp_path: Path) -> None:
             draw_comparison(curves, TEST_ERROR, DIGITS, file)
         assert files[0].read_bytes() == files[1].read_bytes()
         assert files[0].read_bytes().startswith(start)
+
+
+# linear RGB as who lacks a cone sees it: Machado, Oliveira and Fernandes 2009, severity 1
+DEUTERANOPIA = [
+    [0.367322, 0.860646, -0.227968],
+    [0.280085, 0.672501, 0.047413],
+    [-0.011820, 0.042940, 0.968881],
+]
+PROTANOPIA = [
+    [0.152286, 1.052583, -0.204868],
+    [0.114503, 0.786281, 0.099216],
+    [-0.003882, -0.048116, 1.051998],
+]
+TO_XYZ = [
+    [0.4124564, 0.3575761, 0.1804375],
+    [0.2126729, 0.7151522, 0.0721750],
+    [0.0193339, 0.1191920, 0.9503041],
+]
+D65 = [0.95047, 1.0, 1.08883]
+
+
+def seen_as(colour: str, sight: Any) -> np.ndarray:
+    """A colour in CIE Lab, as it is seen with that sight."""
+    rgb = np.array(to_rgb(colour))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    light = np.array(TO_XYZ) @ np.clip(np.array(sight) @ linear, 0, 1) / np.array(D65)
+    x, y, z = np.where(light > 216 / 24389, np.cbrt(light), (24389 / 27 * light + 16) / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("sight", [np.eye(3), DEUTERANOPIA, PROTANOPIA])
+def test_any_two_colours_are_told_apart_by_the_colour_blind(sight: Any) -> None:
+    def least_distance(colours: Sequence[str]) -> float:
+        pairs = itertools.combinations([seen_as(colour, sight) for colour in colours], 2)
+        return min(float(np.linalg.norm(one - other)) for one, other in pairs)
+
+    assert least_distance(look.COLOURS) > 15
+
+
+def test_red_and_green_are_known_to_be_alike() -> None:
+    """What the test above says of a palette that is not for everyone."""
+    red, green = (seen_as(colour, DEUTERANOPIA) for colour in ("tab:red", "tab:green"))
+    assert np.linalg.norm(red - green) < 10
+
+
+def test_no_picture_has_other_colours() -> None:
+    root = Path(look.__file__).parents[3]
+    modules = [*root.glob("fedopt_flwr/**/*.py"), *root.glob("benchmarks/*.py")]
+    assert len(modules) > 100
+    others = re.compile(r"tab10|tab20|colormaps|cmap|prop_cycle|color=\"(C[0-9]|tab:)")
+    assert [m.name for m in modules if others.search(m.read_text(encoding="utf-8"))] == []
+
+
+def test_more_classes_and_curves_than_colours_differ_in_pattern_and_marker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Figure] = []
+    monkeypatch.setattr(look, "save", lambda figure, _: found.append(figure))
+    draw_partition(np.ones((3, 20), dtype=int), tmp_path / "p.png", "title")
+    bars = found[0].axes[0].containers
+    looks = {(to_hex(bar[0].get_facecolor()).upper(), bar[0].get_hatch()) for bar in bars}
+    assert len(looks) == 20
+    assert {colour for colour, _ in looks} == set(look.COLOURS)
+    curves = {f"rule{n}": ([1.0, 2.0], [{"y": n}, {"y": n}]) for n in range(20)}
+    draw_sweeps(curves, {}, {"y": lambda row: row["y"]}, tmp_path / "s.png", "title")
+    lines = found[1].axes[0].get_lines()
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 20
+    assert {line.get_color() for line in lines} == set(look.COLOURS)
 
 
 def test_a_users_own_style_is_as_it_was_and_changes_nothing(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ COLOURS = (
     "#AA4499",
     "#44AA99",
 )
+MARKERS = ("o", "s", "D", "^")  # one each time that the colours begin again
 GREY = "#8C8C8C"  # of what is there, but not named by a colour
 INK = "#222222"
 ALARM = "#D55E00"  # of failures and divergence: Okabe and Ito's vermilion

@@ -8,10 +8,11 @@ import numpy as np
 
 from . import look
 
+_HATCHES = (None, "////", "...")  # one each time that the colours begin again
+
 
 def draw_partition(counts: np.ndarray, path: Path, title: str) -> None:
     """Draw how many examples of each class each client holds; counts are [clients, classes]."""
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -21,10 +22,18 @@ def draw_partition(counts: np.ndarray, path: Path, title: str) -> None:
         figure = Figure(figsize=(max(7.0, 0.16 * num_clients + 3), 4.5), layout="constrained")
         axes = figure.subplots()
         bottom = np.zeros(num_clients)
-        colours = colormaps["tab20"](np.linspace(0, 1, max(num_classes, 2)))
         for label in range(num_classes):
-            own = counts[:, label]
-            axes.bar(clients, own, bottom=bottom, color=colours[label], label=label)
+            times, place = divmod(label, len(look.COLOURS))
+            axes.bar(
+                clients,
+                counts[:, label],
+                bottom=bottom,
+                color=look.COLOURS[place],
+                hatch=_HATCHES[times % len(_HATCHES)],
+                edgecolor="white",  # of the hatches, too
+                linewidth=0.4,
+                label=label,
+            )
             bottom += counts[:, label]
         axes.set(xlabel="client", ylabel="examples", title=title)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -34,10 +34,10 @@ def draw_sweeps(
         for axes, (heading, value_of) in zip(all_axes, panels.items(), strict=True):
             for number, (name, (values, rows)) in enumerate(curves.items()):
                 heights = [math.nan if (y := value_of(row)) is None else y for row in rows]
-                axes.plot(values, heights, "o-", color=_colour(number), label=name)
+                axes.plot(values, heights, ls="-", label=name, **_style(number))
             for number, (name, row) in enumerate(levels.items(), len(curves)):
                 if (height := value_of(row)) is not None:
-                    axes.axhline(height, ls="--", color=_colour(number), label=name)
+                    axes.axhline(height, ls="--", label=name, **_style(number))
             if ticks[0] > 0:
                 axes.set_xscale("log")
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], rotation=45)
@@ -47,5 +47,6 @@ def draw_sweeps(
         look.save(figure, path)
 
 
-def _colour(number: int) -> str:
-    return look.COLOURS[number % len(look.COLOURS)]
+def _style(number: int) -> dict[str, Any]:
+    times, place = divmod(number, len(look.COLOURS))
+    return {"color": look.COLOURS[place], "marker": look.MARKERS[times % len(look.MARKERS)]}
