@@ -146,8 +146,10 @@ class _TensorBoard:
         for file in files:
             if file.suffix == ".png":
                 self._writer.add_image(file.stem, imread(file), dataformats="HWC")
-            else:
-                self._writer.add_text(f"files/{file.name}", str(file.resolve()))
+                continue
+            is_model = file.suffix == ".safetensors"  # for which TensorBoard has no place
+            text = str(file.resolve()) if is_model else f"```\n{file.read_text('utf-8')}\n```"
+            self._writer.add_text(f"files/{file.name}", text)
         self._writer.close()
 
 

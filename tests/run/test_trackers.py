@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import struct
 import time
+import tomllib
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers import linear_model, small_config, three_datasets
+from matplotlib.image import imread
 
 from fedopt_flwr import ConfigError, resume, simulate
 from fedopt_flwr.errors import FedoptWarning
@@ -102,37 +106,39 @@ def log_entries(data: bytes) -> Iterator[bytes]:
             entry = b""
 
 
-def kinds_in(file: Path) -> set[str]:
+def wandb_records(file: Path) -> list[Any]:
     from wandb.proto import wandb_internal_pb2
 
-    found = set()
+    found = []
     for data in log_entries(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        found.add(record.WhichOneof("record_type"))
+        found.append(wandb_internal_pb2.Record())
+        found[-1].ParseFromString(data)
     return found
 
 
-def in_wandb(folder: Path) -> dict[int, dict[str, float]]:
-    from wandb.proto import wandb_internal_pb2
-
-    found: dict[int, dict[str, float]] = {}
+def ended_wandb(folder: Path) -> Iterator[Any]:
+    """All that wandb wrote of a run, in each of its attempts."""
     for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         # its own process writes on for a moment, up to this record
         deadline = time.monotonic() + 30
-        while "exit" not in kinds_in(file) and time.monotonic() < deadline:
+        while not any(record.HasField("exit") for record in wandb_records(file)):
+            assert time.monotonic() < deadline
             time.sleep(0.1)
-        for data in log_entries(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            items = {
-                item.key or "/".join(item.nested_key): json.loads(item.value_json)
-                for item in record.history.item
-            }
-            if "round" in items:
-                own = {k: v for k, v in items.items() if isinstance(v, (int, float))}
-                row = found.setdefault(int(own.pop("round")), {})  # the picture has one, too
-                row |= {k: v for k, v in own.items() if not k.startswith(("_", "curves/"))}
+        yield from wandb_records(file)
+
+
+def history_item(item: Any) -> tuple[str, Any]:
+    return item.key or "/".join(item.nested_key), json.loads(item.value_json)
+
+
+def in_wandb(folder: Path) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = {}
+    for record in ended_wandb(folder):
+        items = dict(map(history_item, record.history.item))
+        if "round" in items:
+            own = {k: v for k, v in items.items() if isinstance(v, (int, float))}
+            row = found.setdefault(int(own.pop("round")), {})  # the picture has one, too
+            row |= {k: v for k, v in own.items() if not k.startswith(("_", "curves/"))}
     return found
 
 
@@ -192,7 +198,9 @@ def test_a_resumed_run_continues_there(name: str, tmp_path: Path) -> None:
     require_equal(READERS[name](folder), lines(folder))
 
 
-def test_tensorboard_has_configuration_and_picture(tmp_path: Path) -> None:
+def test_tensorboard_has_configuration_picture_summary_and_where_the_model_is(
+    tmp_path: Path,
+) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     run(tmp_path / "run", "tensorboard")
     events = accumulator.EventAccumulator(str(tmp_path / "run" / TENSORBOARD))
@@ -201,6 +209,39 @@ def test_tensorboard_has_configuration_and_picture(tmp_path: Path) -> None:
     (text,) = events.Tensors("config/text_summary")
     shown = text.tensor_proto.string_val[0].decode()
     assert json.loads(shown.strip("`json\n"))["algorithm"]["name"] == "fedavg"
+    (image,) = events.Images("curves")
+    drawn = imread(tmp_path / "run" / "curves.png")
+    np.testing.assert_allclose(imread(BytesIO(image.encoded_image_string)), drawn, atol=1 / 255)
+
+    def text_of(name: str) -> str:
+        (event,) = events.Tensors(f"files/{name}/text_summary")
+        return str(event.tensor_proto.string_val[0].decode())
+
+    assert text_of("model.safetensors") == str(tmp_path / "run" / "model.safetensors")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert json.loads(text_of("summary.json").strip("`\n")) == summary
+
+
+def test_wandb_has_configuration_picture_model_and_summary(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    run(tmp_path / "run", "wandb")
+    records = list(ended_wandb(tmp_path / "run"))
+    (config,) = [
+        {item.key: json.loads(item.value_json) for item in record.run.config.update}
+        for record in records
+        if record.HasField("run")
+    ]
+    assert config["algorithm"]["name"] == "fedavg"
+    assert config["training"]["batch_size"] == 4
+    items = dict(history_item(item) for record in records for item in record.history.item)
+    (folder,) = tmp_path.glob("run/wandb/offline-run-*/files")
+    kept = {"curves.png": folder / items["curves/path"]}
+    told = {item.path for record in records for item in record.files.files}
+    for name in ("model.safetensors", "summary.json", "config.toml"):
+        assert name in told
+        kept[name] = folder / name
+    for name, file in kept.items():
+        assert file.read_bytes() == (tmp_path / "run" / name).read_bytes()
 
 
 def test_mlflow_has_configuration_files_and_state(tmp_path: Path) -> None:
@@ -231,12 +272,20 @@ def test_a_tracker_that_fails_ends_no_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert calls == [1]
 
 
+@pytest.mark.parametrize("missing", READERS)
 def test_a_tracker_that_is_not_installed_is_named_before_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"'mlflow' needs.*pip install 'fedopt-flwr\[mlflow\]'"):
-        run(tmp_path / "run", "mlflow")
+    there = ModuleSpec("there", None, origin="there")
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None if name == missing else there)
+    with pytest.raises(ConfigError) as refused:
+        run(tmp_path / "run", *READERS)
+    assert refused.value.problems == [
+        f"output.trackers: {missing!r} needs a package that is not installed; run "
+        f"`pip install 'fedopt-flwr[{missing}]'`, or leave it out"
+    ]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert missing in project["project"]["optional-dependencies"]
     assert not (tmp_path / "run").exists()
 
 
