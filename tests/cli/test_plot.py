@@ -153,6 +153,37 @@ def test_one_run_is_drawn_with_its_clients_and_over_bytes_or_seconds(
         assert line.get_ydata()[-1] == pytest.approx(1 - (rounds[-1].test_accuracy or 0))  # type: ignore[index]
 
 
+@pytest.mark.parametrize(("unit", "heading"), [("bytes", "MB down"), ("seconds", "seconds of")])
+def test_several_runs_are_drawn_over_bytes_or_seconds_as_a_pdf(
+    unit: str, heading: str, tmp_path: Path, in_process: InProcess, figures: list[Figure]
+) -> None:
+    for name, cost in (("cheap", 1.0), ("dear", 3.0)):
+        rounds = [measured(1, 0.5), measured(2, 0.6)]
+        for each in rounds:
+            each.uplink_bytes, each.downlink_bytes, each.seconds = int(cost * 1e6), 0, cost
+        write_run_at_work(tmp_path / name, *rounds, training={"local_steps": int(cost)})
+    ended = in_process("plot", "cheap", "dear", "--x", unit, "--output", "p.pdf")
+    assert (ended.stdout, ended.stderr) == ("2 runs drawn in p.pdf\n", "")
+    assert (tmp_path / "p.pdf").read_bytes().startswith(b"%PDF")
+    axes = figures[-1].axes[0]
+    assert axes.get_xlabel().startswith(heading)
+    found = {str(line.get_label()): [*map(float, line.get_xdata())] for line in axes.get_lines()}
+    assert found["local_steps=1"] == [1.0, 2.0]
+    assert found["local_steps=3"] == [3.0, 6.0]
+
+
+def test_the_loss_of_the_start_pass_is_no_training_loss_of_a_round(
+    tmp_path: Path, in_process: InProcess, figures: list[Figure]
+) -> None:
+    """It is that of the untrained model, before any step."""
+    rounds = [RoundRecord(n, [0], train_loss=loss) for n, loss in enumerate((2.0, 1.0, 0.5))]
+    write_run_at_work(tmp_path / "one", *rounds, training={"local_steps": 1})
+    write_run_at_work(tmp_path / "other", *rounds, training={"local_steps": 2})
+    for runs in (["one"], ["one", "other"]):
+        assert in_process("plot", *runs).returncode == 0
+        assert [*lines(figures[-1]).values()] == [[1.0, 0.5]] * len(runs)
+
+
 def test_a_run_without_a_round_is_left_out_and_alone_refused(
     tmp_path: Path, in_process: InProcess
 ) -> None:

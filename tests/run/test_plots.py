@@ -272,6 +272,16 @@ def test_costs_are_those_of_the_round_that_reached_the_target() -> None:
     assert said == {1: "never", 2: "not yet", 3: "only 1 of 2 runs"}
 
 
+def test_no_dot_stands_beyond_the_last_tick() -> None:
+    for last in (1.3, 2.6, 26.0, 110.0):
+        rounds = trace([0.5, 0.95], seconds=last / 2).rounds
+        figure = pictured([Curve("x", [Trace(rounds)])], targets=[Target("test_accuracy", 0.9)])
+        axes = figure.axes[-1]
+        low, high = axes.get_xlim()
+        assert max(tick for tick in axes.get_xticks() if low <= tick <= high) >= last
+        require_inside(figure)
+
+
 def _dots_in_row(axes: Axes, row: int) -> list[float]:
     dots = [line for line in axes.get_lines() if line.get_marker() == "o"]
     return [float(x) for d in dots for x, y in d.get_xydata() if y == row]  # type: ignore[union-attr]

@@ -74,14 +74,20 @@ def _draw_column(
             axes.plot([0, mean], [place, place], color=colour, lw=0.7, alpha=0.5)
             axes.plot([mean], [place], "o", ms=5.5, color=colour)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(left=0)
     axes.set_title(name, weight="normal", size=9)
     axes.xaxis.tick_top()
     axes.tick_params(length=0, labelsize=8)
     axes.grid(visible=False, axis="y")
     axes.spines[["left", "bottom"]].set_visible(False)
-    if not np.isfinite(axes.dataLim.x1):
+    highest = axes.dataLim.x1 or 1.0  # none sent, or no time taken
+    if not np.isfinite(highest):
+        axes.set_xlim(left=0)
         axes.set_xticks([])
+        return
+    ticks = axes.xaxis.get_major_locator().tick_values(0, highest)
+    ticks = ticks[: np.searchsorted(ticks, highest) + 1]  # the last is not below any dot
+    axes.set_xticks(ticks)
+    axes.set_xlim(0, 1.03 * ticks[-1])
 
 
 def _tell_who_did_not(

@@ -56,6 +56,9 @@ class Measure(NamedTuple):
         return self.is_error or KNOWN_BETTER.get(self.name) == "lower"
 
     def drawn(self, record: RoundRecord) -> float | None:
+        """Return its value; the training loss of a start pass, before any step, is none."""
+        if self.name == "train_loss" and not record.round:
+            return None
         value = record.measured(self.name)
         return 1 - value if self.is_error and value is not None else value
 

@@ -104,10 +104,9 @@ _GRADIENT = Measure("gradient_norm", "Norm of the whole gradient", "norm")
 
 
 def _values(rounds: Sequence[RoundRecord], measure: Measure) -> list[tuple[int, float]]:
-    """Return places in the records, and values there; the training loss of round 0 is none."""
+    """Return places in the records, and values there."""
     found = [(place, measure.drawn(record)) for place, record in enumerate(rounds)]
-    is_training = measure.name == "train_loss"
-    return [(p, v) for p, v in found if v is not None and (rounds[p].round or not is_training)]
+    return [(place, value) for place, value in found if value is not None]
 
 
 def _draw_measures(axes: Axes, trace: Trace, measures: Sequence[Measure], unit: Unit) -> None:
