@@ -206,6 +206,7 @@ class FederatedStrategy(Strategy):
         if not uploads:
             error = "client {client}: {error}".format(**self.record.errors[0])
             raise RunError(f"round 0: no client finished the start pass; {error}")
+        self._replied = time.perf_counter()
         self.asked = list(self.members.ids)
         self._begin_terms(uploads, 0)
         state = self.rule.server_start(self.state, self._participation.weigh(uploads))
@@ -358,6 +359,7 @@ class FederatedStrategy(Strategy):
     def aggregate_fit(
         self, server_round: int, results: list[Fit], failures: list[Fit | BaseException]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
+        self._replied = time.perf_counter()
         wanted = {i: self._rule_of(i).upload_names for i in self.asked}
         missing = "no answer" if self.quota is None else TOO_LATE
         answers = by_client(self.asked, results, failures, self.members.id_of, missing)
@@ -427,7 +429,9 @@ class FederatedStrategy(Strategy):
     def _finish_round(self, counted: Mapping[ClientId, Upload]) -> None:
         self.versions = self.versions | dict.fromkeys(counted, self.record.round)
         self.record.count(self.asked, counted, self.state.plan.num_examples)
-        self.record.seconds = time.perf_counter() - self._started
+        now = time.perf_counter()
+        self.record.seconds = now - self._started
+        self.record.aggregation_seconds = now - self._replied
 
     def write_to_model(self) -> None:
         """Put the server's vector and buffers into `model`, which clients may have trained on."""
@@ -450,6 +454,7 @@ class FederatedStrategy(Strategy):
 
         A loss that is not finite, after one that was, takes the round back.
         """
+        started = time.perf_counter()
         record = self.record
         before = self._before
         is_round = server_round > 0 or (bool(self.rule.start_names) and not self._resume)
@@ -465,6 +470,7 @@ class FederatedStrategy(Strategy):
         if is_round:
             self._evaluate_on_clients()
             self._diagnose(before)
+            record.evaluation_seconds = time.perf_counter() - started
             self._on_round(record)
         return None if record.test_loss is None else (record.test_loss, metrics)
 

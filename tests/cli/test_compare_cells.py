@@ -17,7 +17,8 @@ from processes import FEDOPT, QUICK, InProcess, fedopt, refused, wait_until
 from fedopt_flwr.cli.comparison import Sweep
 
 OUT = ["--set", "output.directory=out"]
-TIMES = {"seconds", "client_seconds", "seconds_by_client"}
+SERVERS = {"aggregation_seconds", "evaluation_seconds"}
+TIMES = {"seconds", "client_seconds", "seconds_by_client", *SERVERS}
 
 
 def rows_of(folder: Path) -> dict[str, dict[str, Any]]:

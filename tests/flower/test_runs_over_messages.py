@@ -24,7 +24,8 @@ from fedopt_flwr.run.run import Silent
 SIZES = {"num_clients": 3, "clients_per_round": 2, "num_rounds": 2}
 # unlike in what travels; all of them on Ray, in test_flower_runtimes
 RULES = ("fedavg", "scaffold_m", "padamfed", "fadamgc", "mb_storm")
-UNLIKE = {"seconds", "client_seconds", "seconds_by_client"}  # in two runs that are alike
+SERVERS = {"aggregation_seconds", "evaluation_seconds"}
+UNLIKE = {"seconds", "client_seconds", "seconds_by_client", *SERVERS}  # in two runs that are alike
 
 
 def config_of(folder: Path | None = None, rule: str = "fedavg", **sections: Any) -> RunConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from helpers import as_datasets, linear_model, small_config, softmax_clients, so
 from torch import nn
 
 from fedopt_flwr import simulate
+from fedopt_flwr.algorithms.fedavg import FedAvg
 from fedopt_flwr.rounds.record import RoundRecord
 from fedopt_flwr.run.summary import rounds_to_target, summarize
 
@@ -107,6 +109,31 @@ def test_the_work_of_each_client_that_counted_is_recorded() -> None:
         assert record.examples_by_client == {str(i): SIZES[i] for i in record.clients}
         seconds = record.seconds_by_client.values()
         assert record.client_seconds == pytest.approx(sum(seconds) / len(seconds), abs=1e-4)
+
+
+def test_the_servers_part_of_a_round_and_the_evaluation_after_it_are_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    update = FedAvg.server_update
+
+    def slow_update(*arguments: Any) -> Any:
+        time.sleep(0.2)
+        return update(*arguments)
+
+    def slow_metric(outputs: Any, targets: Any) -> float:
+        time.sleep(0.1)
+        return 1.0
+
+    monkeypatch.setattr(FedAvg, "server_update", slow_update)
+    data = as_datasets(softmax_clients(SIZES))
+    config = config_of("fedavg", {"evaluate_every": 2})
+    started = time.perf_counter()
+    rounds = simulate(config, linear_model, data, data[0], metric=slow_metric).rounds
+    whole = time.perf_counter() - started
+    for record in rounds:
+        assert 0.2 <= record.aggregation_seconds <= record.seconds
+        assert (record.evaluation_seconds >= 0.1) is (record.test_loss is not None)
+    assert sum(r.seconds + r.evaluation_seconds for r in rounds) < whole
 
 
 def test_client_seconds_come_from_the_configuration() -> None:

@@ -507,7 +507,7 @@ def test_one_run_shows_losses_metric_clients_seconds_and_bytes_as_recorded() -> 
     assert lines["Test loss"] == [r.test_loss for r in rounds]
     (error,) = found["Test error"].get_lines()
     assert list(error.get_ydata()) == pytest.approx([0.9 / n for n in range(1, 13)])
-    rest, own = (_heights(area) for area in found["Seconds of a round, by part"].collections)
+    own, rest = (_heights(area) for area in found["Seconds of a round, by part"].collections)
     assert own[12] == (0, 0.2)
     assert rest[12] == pytest.approx((0.2, 0.62))
     down, up = (_heights(area) for area in found["Sent so far: 48 MB"].collections)
@@ -622,9 +622,30 @@ def test_one_slow_round_is_named_and_does_not_flatten_the_others() -> None:
 def test_a_run_of_one_round_is_drawn_whole() -> None:
     figure = one_run([record(1, 0.5, seconds=2.0, client_seconds=1.0, clients=[0, 1])])
     areas = panels(figure)["Seconds of a round, by part"].collections
-    rest, own = (area.get_paths()[0].get_extents() for area in areas)
+    own, rest = (area.get_paths()[0].get_extents() for area in areas)
     assert (own.height, own.width) == (1.0, 1.0)
     assert rest.ymax == 2.0
+
+
+def test_seconds_are_drawn_by_all_parts_that_were_recorded() -> None:
+    rounds = whole_run()
+    for each in rounds[1:]:  # as in a run that an older version began
+        each.aggregation_seconds, each.evaluation_seconds = 0.1, 0.3
+    figure = one_run(rounds)
+    axes = panels(figure)["Seconds of a round, by part"]
+    found = {str(area.get_label()): _heights(area)[12] for area in axes.collections}
+    assert found == {
+        "a client, mean": (0, pytest.approx(0.2)),
+        "rest": (pytest.approx(0.2), pytest.approx(0.52)),
+        "server": (pytest.approx(0.52), pytest.approx(0.62)),
+        "evaluation": (pytest.approx(0.62), pytest.approx(0.92)),
+    }
+    assert axes.get_ylim()[1] > 0.92
+    legend = axes.get_legend()
+    assert legend is not None
+    require_apart(figure, legend.get_texts())
+    box = legend.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+    assert box.x1 <= axes.get_window_extent().x1 + 10
 
 
 def test_names_may_hold_what_mathematics_is_written_in(tmp_path: Path) -> None:

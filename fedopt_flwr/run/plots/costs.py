@@ -85,7 +85,7 @@ def _draw_column(
         axes.set_xticks([])
         return
     ticks = axes.xaxis.get_major_locator().tick_values(0, highest)
-    ticks = ticks[: np.searchsorted(ticks, highest) + 1]  # the last is not below any dot
+    ticks = ticks[: int(np.searchsorted(ticks, highest)) + 1]  # the last is not below any dot
     axes.set_xticks(ticks)
     axes.set_xlim(0, 1.03 * ticks[-1])
 

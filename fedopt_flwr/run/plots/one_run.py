@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _HALF_INCHES = 2.0  # height of a panel that has half of the width
+_PARTS = [look.COLOURS[place] for place in (0, 3, 1, 2)]  # neighbours of unlike brightness
 _GAP = 0.95  # inches between panels, for an axis above and a title below
 Panel = Callable[["Axes"], None]
 
@@ -147,16 +148,23 @@ def _mark_divergence(axes: Axes, trace: Trace, x: np.ndarray) -> None:
 
 
 def _draw_seconds(axes: Axes, rounds: Sequence[RoundRecord]) -> None:
-    """Draw a client's own work, and the whole of the round above it."""
+    """Draw a client's own work, the rest of the round and, where it was recorded, the server's part
+    of it and the evaluation after it, each above the one before."""
     trained = [record for record in rounds if record.round] or list(rounds)
     numbers = [float(record.round) for record in trained]
     if len(trained) == 1:  # an area has two ends
         trained, numbers = trained * 2, [numbers[0] - 0.5, numbers[0] + 0.5]
-    whole = np.array([record.seconds for record in trained])
-    own = np.array([record.client_seconds or 0.0 for record in trained])
-    blue, pale = look.COLOURS[0], look.COLOURS[3]
-    axes.fill_between(numbers, own, whole, color=pale, alpha=0.6, lw=0, label="rest of the round")
-    axes.fill_between(numbers, 0, own, color=blue, lw=0, label="local work of a client, mean")
+    seconds = np.array([record.seconds for record in trained])
+    tops = {"a client, mean": np.array([record.client_seconds or 0.0 for record in trained])}
+    server = np.array([record.aggregation_seconds or 0.0 for record in trained])
+    after = np.array([record.evaluation_seconds or 0.0 for record in trained])
+    tops["rest"] = seconds - server
+    tops |= {"server": seconds} if server.any() else {}
+    tops |= {"evaluation": seconds + after} if after.any() else {}
+    whole, bottom = seconds + after, np.zeros(len(trained))
+    for (label, top), colour in zip(tops.items(), _PARTS, strict=False):
+        axes.fill_between(numbers, bottom, top, color=colour, lw=0, label=label)
+        bottom = top
     usual = 1.6 * float(np.percentile(whole, 98))
     highest = float(whole.max())
     if highest > usual > 0:  # one slow round must not flatten the others
@@ -203,5 +211,5 @@ def _set_whole_ticks(axes: Axes) -> None:
 def _write_key_above(axes: Axes) -> None:
     """Write what the colours mean between title and axes, where nothing is drawn."""
     axes.legend(
-        loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=3, fontsize=8, borderaxespad=0
+        loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=4, fontsize=8, borderaxespad=0
     )
