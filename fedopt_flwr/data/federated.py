@@ -87,12 +87,16 @@ def _count_classes(part: ClientData) -> int:
     return 1 + int(targets.max(initial=-1)) if is_class else 0
 
 
-def load_federated_data(config: RunConfig, collate: Collate | None = None) -> FederatedData:
+def load_federated_data(
+    config: RunConfig, collate: Collate | None = None, *, may_download: bool = True
+) -> FederatedData:
     """Load the configured data set and divide it; ConfigError or DataError say what is wrong.
 
-    `collate` takes the place of the configured one.
+    `collate` takes the place of the configured one. Without `may_download`, image sets whose files
+    are not on this machine are a DataError.
     """
-    source = _load(config.data, config.federation, config.import_folders, "train", "test")
+    facts = config.federation, config.import_folders
+    source = _load(config.data, *facts, "train", "test", may_download=may_download)
     if collate is not None:
         source = replace(source, loading=loading_of(config, collate))
     clients = _divided(source, config.data, config.federation)
@@ -250,6 +254,7 @@ def _load(
     folders: Iterable[Path],
     *parts: str,
     client_ids: Collection[ClientId] | None = None,
+    may_download: bool = True,
 ) -> Source:
     """Return the data set of that name; one of ours must have these parts, and may hold little of
     clients that are not among `client_ids`."""
@@ -261,7 +266,8 @@ def _load(
     if name not in SOURCES:
         raise ConfigError(unknown_name("data.name", name, [*SOURCES, "module:attribute"]))
     wanted = signature(SOURCES[name]).parameters
-    given = {**dict(section), **dict(facts), "client_ids": client_ids}
+    more = {"client_ids": client_ids, "may_download": may_download}
+    given = {**dict(section), **dict(facts), **more}
     require_options("data.options", name, options, [key for key in wanted if key not in given])
     try:
         source = SOURCES[name](**{k: given[k] for k in wanted if k in given}, **options)

@@ -41,8 +41,10 @@ def configured_root(path: Path | None) -> Path:
     return root
 
 
-def torchvision_dataset(class_name: str, root: Path, train: bool, **arguments: Any) -> Any:
-    """Return torchvision's data set from `root`, from the cache, or from the network.
+def torchvision_dataset(
+    class_name: str, root: Path, train: bool, may_download: bool = True, **arguments: Any
+) -> Any:
+    """Return torchvision's data set from `root`, from the cache, or from the network if it may.
 
     Files that are there only in packed form are unpacked into the cache, never beside them.
     """
@@ -57,6 +59,8 @@ def torchvision_dataset(class_name: str, root: Path, train: bool, **arguments: A
     if found:
         return found
     try:
+        if not may_download:
+            raise OSError("not allowed here")
         with contextlib.redirect_stdout(io.StringIO()):
             kind(str(cache), train=train, download=True, **arguments)
     except (OSError, RuntimeError) as error:  # URLError is an OSError

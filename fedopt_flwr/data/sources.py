@@ -49,25 +49,25 @@ _LARGEST_SPREAD = 1e6
 _MOST_CLASSES = 10**6
 
 
-def _images(name: str, path: Path | None) -> Source:
+def _images(name: str, path: Path | None, may_download: bool) -> Source:
     """One of torchvision's image sets, standardised with the usual means and deviations."""
-    return _from_torchvision(name, path)
+    return _from_torchvision(name, path, may_download)
 
 
-def _emnist(name: str, path: Path | None, split: str = "balanced") -> Source:
+def _emnist(name: str, path: Path | None, may_download: bool, split: str = "balanced") -> Source:
     """As the other image sets, turned upright; `letters` counts its classes from 0, not from 1."""
     if split not in _EMNIST_SPLITS:
         raise ConfigError(unknown_name("data.options.split", str(split), _EMNIST_SPLITS))
-    return _from_torchvision(name, path, split=split)
+    return _from_torchvision(name, path, may_download, split=split)
 
 
-def _from_torchvision(name: str, path: Path | None, **arguments: str) -> Source:
+def _from_torchvision(name: str, path: Path | None, may_download: bool, **arguments: str) -> Source:
     class_name, *moments = _IMAGE_SETS[name]
     mean, deviation = (torch.tensor(channels).view(1, -1, 1, 1) for channels in moments)
     root = configured_root(path)
     parts = []
     for train in (True, False):
-        dataset = torchvision_dataset(class_name, root, train=train, **arguments)
+        dataset = torchvision_dataset(class_name, root, train, may_download, **arguments)
         inputs = _as_inputs(np.asarray(dataset.data)).sub_(mean).div_(deviation)
         targets = torch.as_tensor(dataset.targets, dtype=torch.int64)
         if name == "emnist":

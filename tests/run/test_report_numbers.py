@@ -323,10 +323,36 @@ def test_labels_that_cannot_be_counted_have_a_reason_and_own_code_is_not_run(
     report = report_of(*(tmp_path / name for name in "abcd"))
     why = [run["why_no_labels"] for run in report.numbers["runs"]]
     assert why[0] == "own_data:load is code of your own, which a report does not run"
-    assert why[1] == "mnist is not on this machine, and a report downloads nothing"
+    assert why[1].startswith("the data cannot be read here: data.name: the training files of MNIST")
     assert why[2] == "the federation is open: each client has data of its own"
     assert why[3] == ""
     assert not (tmp_path / "was_run").exists()
+
+
+def test_a_run_of_another_machine_whose_data_path_is_not_here_has_a_page(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", measured(1, 0.5), data={"path": "/no/such/place"})
+    run_with(tmp_path / "b", measured(1, 0.5), data={"name": "mnist", "path": "/no/such/place"})
+    runs = report_of(tmp_path / "a", tmp_path / "b").numbers["runs"]
+    assert runs[0]["labels"] is not None  # the digits need no path
+    assert runs[1]["why_no_labels"].startswith(
+        "the data cannot be read here: data.path: '/no/such/place' is not a folder"
+    )
+
+
+def test_data_of_which_files_are_missing_are_not_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torchvision.datasets
+
+    asked = []
+    monkeypatch.setattr(torchvision.datasets.MNIST, "download", lambda self: asked.append(self))
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"half")
+    run_with(tmp_path / "a", measured(1, 0.5), data={"name": "mnist", "path": str(tmp_path)})
+    why = report_of(tmp_path / "a").numbers["runs"][0]["why_no_labels"]
+    assert "files of MNIST are not, or not whole, in" in why
+    assert "the download failed (not allowed here)" in why
+    assert asked == []
 
 
 def test_of_thousands_of_clients_those_that_failed_have_rows(tmp_path: Path) -> None:

@@ -17,14 +17,6 @@ from ..reading import RecordedRun
 _MOST_LOADED = 3  # divisions of a page; loading data takes its time
 _MOST_ROWS = 100
 _MOST_CLASSES = 200
-# what else would be loaded from the network; the folders or files that hold it
-_DOWNLOADED = {
-    "mnist": ("MNIST",),
-    "fashion_mnist": ("FashionMNIST",),
-    "emnist": ("EMNIST",),
-    "cifar10": ("cifar-10-batches-py", "cifar-10-python.tar.gz"),
-    "cifar100": ("cifar-100-python", "cifar-100-python.tar.gz"),
-}
 
 
 class Labels:
@@ -53,12 +45,12 @@ def _counts(config: RunConfig) -> np.ndarray | str:
     name = config.data.name
     if is_import_path(name) or config.data.collate is not None:
         return f"{name} is code of your own, which a report does not run"
-    if name == "huggingface" or not _is_here(config):
-        return f"{name} is not on this machine, and a report downloads nothing"
+    if name == "huggingface":
+        return f"{name} data may lie in the network, and a report downloads nothing"
     from ...data import load_federated_data
 
     try:
-        data = load_federated_data(config)
+        data = load_federated_data(config, may_download=False)
         targets = [client.known_targets() for client in data.clients]
         if not all(_are_classes(own) for own in targets):
             return f"{name} has no classes to count"
@@ -71,14 +63,6 @@ def _are_classes(targets: np.ndarray | None) -> bool:
     if targets is None or targets.ndim != 1 or targets.dtype.kind not in "iub":
         return False
     return int(targets.min(initial=0)) >= 0
-
-
-def _is_here(config: RunConfig) -> bool:
-    from ...data.files import cache_root, configured_root
-
-    names = _DOWNLOADED.get(config.data.name)
-    roots = (configured_root(config.data.path), cache_root())
-    return names is None or any((root / name).exists() for root in roots for name in names)
 
 
 def picture_of(counts: np.ndarray) -> dict[str, Any]:
