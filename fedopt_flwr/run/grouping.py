@@ -54,17 +54,24 @@ def _decisive(config: RunConfig) -> dict[str, Any]:
 
 
 def flat_settings(values: Mapping[str, Any], start: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield each value of a configuration with its section.key."""
+    """Yield each value of a configuration with its section.key, 1.0 as 1: either is written."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flat_settings(value, f"{start}{key}.")
         else:
-            yield f"{start}{key}", value
+            yield f"{start}{key}", _whole(value)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+    return int(value) if is_whole else value
 
 
 def distinct_names(groups: Sequence[_Settings]) -> list[str]:
     """Name each of these settings by what differs: the rule, hyperparameters between settings of
-    the same rule, and all other keys between any."""
+    the same rule, and all other keys between any; names that are still equal are numbered."""
     of_all = _differing(groups)
     names = []
     for own in groups:
@@ -74,7 +81,8 @@ def distinct_names(groups: Sequence[_Settings]) -> list[str]:
         chosen = {key: own[key] for key in sorted(keys) if own.get(key) is not None}
         parts = [_part(key, value, chosen) for key, value in chosen.items()]
         names.append(", ".join([own[_RULE], *parts] if _RULE in of_all or not parts else parts))
-    return names
+    repeated = [names[:place].count(name) for place, name in enumerate(names)]
+    return [f"{name} ({n + 1})" if n else name for name, n in zip(names, repeated, strict=True)]
 
 
 def _differing(groups: Sequence[_Settings]) -> set[str]:
@@ -83,8 +91,8 @@ def _differing(groups: Sequence[_Settings]) -> set[str]:
 
 
 def _part(key: str, value: Any, chosen: _Settings) -> str:
-    """Write a setting as shortly as it can be told from the others."""
-    text = f"{value:g}" if isinstance(value, float) else str(value)
+    """Write a setting with the shortest key that tells it from the others."""
+    text = str(value)
     last = key.rpartition(".")[2]
     if last in ("name", "kind"):
         return text

@@ -70,6 +70,19 @@ def test_other_settings_name_curves_of_one_rule_without_it_and_of_several_with_i
     ]
 
 
+def test_a_whole_number_is_the_same_setting_however_it_is_written() -> None:
+    synthetic = {"name": "synthetic"}
+    runs = [run(data=synthetic | {"options": {"model_spread": v}}) for v in (1, 1.0, 0.5)]
+    assert names(*runs) == ["model_spread=1", "model_spread=0.5"]
+
+
+def test_every_curve_has_a_name_of_its_own() -> None:
+    close = [run(algorithm={"name": "fedavg", "client_learning_rate": v}) for v in (0.1, 0.1000001)]
+    assert names(*close) == ["client_learning_rate=0.1", "client_learning_rate=0.1000001"]
+    alike = [run(data={"name": "own:load", "options": {"size": v}}) for v in (1, "1", True)]
+    assert names(*alike) == ["size=1", "size=1 (2)", "size=True"]
+
+
 def test_a_rule_of_ones_own_is_told_by_its_settings_without_importing_it() -> None:
     name = "no_such_module:Rule"
     assert names(run(algorithm={"name": name, "strength": 1.5}), run(algorithm={"name": name})) == [

@@ -294,6 +294,14 @@ def test_what_differs_between_runs_is_marked(tmp_path: Path) -> None:
     assert "WACV 2017" in rule["source"]
 
 
+def test_what_differs_between_the_runs_of_one_curve_is_marked_too(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", measured(1, 0.5), training={"device": "cpu"})
+    run_with(tmp_path / "b", measured(1, 0.6), training={"device": "cuda"})
+    rows = {row["key"]: row for row in report_of(tmp_path).words["settings"]}
+    (row,) = (row for row in rows.values() if row["differs"])
+    assert row == {"key": "training.device", "values": ["cpu, cuda"], "differs": True}
+
+
 def test_different_data_is_said_to_be_no_comparison(tmp_path: Path) -> None:
     run_with(tmp_path / "a", measured(1, 0.5))
     run_with(tmp_path / "b", measured(1, 0.6), data={"name": "synthetic"})

@@ -22,14 +22,16 @@ def settings_of(groups: Sequence[Sequence[RecordedRun]]) -> list[dict[str, Any]]
     keys = dict.fromkeys(key for column in columns for key in column)
     rows = []
     for key in keys:
-        values = [column.get(key, "–") for column in columns]
-        differs = len(set(values)) > 1
-        rows.append({"key": key, "values": values if differs else values[:1], "differs": differs})
+        values = [column.get(key, ["–"]) for column in columns]
+        differs = len({text for texts in values for text in texts}) > 1
+        texts = [", ".join(own) for own in values]
+        is_one = len(set(texts)) == 1
+        rows.append({"key": key, "values": texts[:1] if is_one else texts, "differs": differs})
     return sorted(rows, key=lambda row: not row["differs"])
 
 
-def _column(runs: Sequence[RecordedRun]) -> dict[str, str]:
-    """Return the values of runs that differ in nothing that counts, as text."""
+def _column(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
+    """Return the values of runs that differ in nothing that counts, each text once."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         values = run.config.to_dict()
@@ -38,7 +40,7 @@ def _column(runs: Sequence[RecordedRun]) -> dict[str, str]:
             if key == "output.directory":  # the page names the folders; they differ in every run
                 continue
             found.setdefault(key, {})[foreign_text(value, _LONGEST_VALUE)] = None
-    return {key: ", ".join(texts) for key, texts in found.items()}
+    return {key: [*texts] for key, texts in found.items()}
 
 
 def _rule_values(run: RecordedRun) -> Mapping[str, Any]:
