@@ -154,6 +154,23 @@ def test_failing_clients_are_told_with_their_reason(tmp_path: Path) -> None:
     assert picture["failed"] == [[3, column, 1] for column in range(12)]
 
 
+def test_failures_outside_of_training_are_told_by_what_was_not_done(tmp_path: Path) -> None:
+    away = "away; f and its gradient have no value"
+    records = [measured(n, 0.5, errors=[failed(2, away, "diagnose")]) for n in range(41)]
+    records[0].errors += [failed(3, "no memory", "start")]
+    records[5].errors += [failed(1, "no test data", "evaluate"), failed(0, "lost", "evaluate")]
+    records[6].errors += [failed(1, "no test data", "evaluate"), failed(1, "late", "gradient")]
+    run_with(tmp_path / "a", *records)
+    summary = report_of(tmp_path / "a").words["summary"]
+    assert summary[-6:-1] == [
+        "Client 3 did not take part in the start pass once: no memory.",
+        "Client 1 did not tell the gradient by which clients are grouped once: late.",
+        "Client 1 did not evaluate the model 2 times: no test data.",
+        "1 more client did not evaluate the model, once in all.",
+        f"Client 2 did not tell loss and gradient for the diagnostics 41 times: {away}.",
+    ]
+
+
 def test_who_did_not_count_for_another_reason_has_not_failed(tmp_path: Path) -> None:
     """In a round that is taken back only the client of the largest reply is suspect."""
     errors = [

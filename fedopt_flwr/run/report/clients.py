@@ -13,8 +13,8 @@ import numpy as np
 
 from ...algorithm import ClientId
 from ...problems import foreign_text
-from ...rounds.record import TOO_LATE, RoundRecord
-from ..plots.participation import Participation, failures_in, participation_of
+from ...rounds.record import NOT_COUNTED, TOO_LATE, RoundRecord
+from ..plots.participation import Participation, participation_of
 from ..reading import RecordedRun
 
 MOST_ROWS = 300  # of the table
@@ -52,11 +52,13 @@ class Failure(NamedTuple):
     of_reason: int  # how many of them had it
 
 
-def failures_of(run: RecordedRun) -> list[Failure]:
-    """Return who failed in training, the most frequent first."""
+def failures_of(run: RecordedRun, phase: str = "train") -> list[Failure]:
+    """Return who failed in a phase of the rounds, the most frequent first."""
     texts: dict[ClientId, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for record in run.rounds:
-        for error in failures_in(record):
+        for error in record.errors:
+            if error["phase"] != phase or str(error["error"]).startswith(NOT_COUNTED):
+                continue
             text = _PLACE.sub("", foreign_text(error["error"], _LONGEST_REASON))
             texts[error["client"]][_NUMBER.sub("", text)].append(text)
     found = []

@@ -9,13 +9,21 @@ from ...problems import foreign_text
 from ..plots.curves import Curve, Measure, Trace, result_of, with_values
 from ..plots.subject import in_words
 from ..reading import RecordedRun
-from .clients import failures_of
+from .clients import Failure, failures_of
 from .curves import Ranked
 
 _NAMED = 5  # clients or runs of a sentence
 _STILL_SHARE = 0.25  # of the rounds without a better value
 _FEWEST_STILL = 5  # evaluations
 _MOST_TOLD = 12  # runs that are told of one by one
+# by phase of errors: what a client did not do, how many clients have a sentence
+_FAILED = {
+    "train": ("failed", _NAMED),
+    "start": ("did not take part in the start pass", 1),
+    "gradient": ("did not tell the gradient by which clients are grouped", 1),
+    "evaluate": ("did not evaluate the model", 1),
+    "diagnose": ("did not tell loss and gradient for the diagnostics", 1),
+}
 
 
 def summary_of(
@@ -132,15 +140,13 @@ def _stillness(run: RecordedRun, main: Measure) -> Iterator[str]:
 
 
 def _clients(run: RecordedRun) -> Iterator[str]:
-    failures = failures_of(run)
-    for client, count, reason, of_reason in failures[:_NAMED]:
-        times = "once" if count == 1 else f"{count:,} times"
-        often = "" if of_reason == count else ", most often"
-        end = "" if reason.endswith(("…", ".")) else "."
-        yield f"Client {client} failed {times}{often}: {reason}{end}"
-    if more := failures[_NAMED:]:
-        total = sum(failure.times for failure in more)
-        yield f"{len(more):,} more clients failed, {total:,} times in all."
+    for phase, (what, most) in _FAILED.items():
+        failures = failures_of(run, phase)
+        yield from (_failure(what, failure) for failure in failures[:most])
+        if more := failures[most:]:
+            total = sum(failure.times for failure in more)
+            who = f"{len(more):,} more client{'s' if len(more) > 1 else ''}"
+            yield f"{who} {what}, {_times(total)} in all."
     number = run.config.federation.num_clients
     counted = {client for record in run.rounds if record.round for client in record.clients}
     if isinstance(number, int) and counted and (missing := number - len(counted)) > 0:
@@ -148,6 +154,17 @@ def _clients(run: RecordedRun) -> Iterator[str]:
         what = "after the start pass" if had_start else "so the model knows nothing of their data"
         who = f"{missing:,} of {number:,} clients {'has' if missing == 1 else 'have'}"
         yield f"{who} not been counted in any round{' ' if had_start else ', '}{what}."
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def _failure(what: str, failure: Failure) -> str:
+    client, count, reason, of_reason = failure
+    often = "" if of_reason == count else ", most often"
+    end = "" if reason.endswith(("…", ".")) else "."
+    return f"Client {client} {what} {_times(count)}{often}: {reason}{end}"
 
 
 def _short(value: float) -> str:
