@@ -322,8 +322,13 @@ def test_what_differs_between_the_runs_of_one_curve_is_marked_too(tmp_path: Path
 def test_different_data_is_said_to_be_no_comparison(tmp_path: Path) -> None:
     run_with(tmp_path / "a", measured(1, 0.5))
     run_with(tmp_path / "b", measured(1, 0.6), data={"name": "synthetic"})
-    (line,) = [x for x in report_of(tmp_path).words["summary"] if "different data" in x]
+    lost = measured(1, 0.5, test_loss=math.nan)
+    run_with(tmp_path / "c", lost, algorithm={"name": "fedavg"})
+    summary = report_of(tmp_path).words["summary"]
+    (line,) = [x for x in summary if "different data" in x]
     assert "digits and synthetic" in line
+    assert "the lowest test error" not in " ".join(summary)
+    assert "Diverged: fedavg, digits." in summary
 
 
 def test_labels_are_those_of_the_configuration(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def summary_of(
     """Return sentences: of the comparison, then of each run that is worth one."""
     lines = [*_comparability(runs)]
     if len(found.curves) > 1:
-        lines += _ranking(found)
+        lines += _ranking(found, is_comparable=not lines)
     lines += [f"{name} could not be run: {error}" for name, error in failed]
     told = 0
     for run, name in zip(runs, names, strict=True):
@@ -63,12 +63,12 @@ def _comparability(runs: Sequence[RecordedRun]) -> Iterator[str]:
             )
 
 
-def _ranking(found: Ranked) -> Iterator[str]:
+def _ranking(found: Ranked, *, is_comparable: bool) -> Iterator[str]:
     curves = with_values(found.curves, found.main)
     diverged = [c.name for c in curves if any(t.diverged_at is not None for t in c.traces)]
     results = [(curve.name, result_of(curve, found.main)) for curve in curves]
     known = [(n, value) for n, value in results if math.isfinite(value) and n not in diverged]
-    if len(known) > 1 and found.main.is_known:
+    if is_comparable and len(known) > 1 and found.main.is_known:
         what, shown = found.main.title.lower(), found.main.shown
         (first, best), (second, next_best) = known[:2]
         extreme = "lowest" if found.main.is_lower_better else "highest"
