@@ -81,8 +81,13 @@ def distinct_names(groups: Sequence[_Settings]) -> list[str]:
         chosen = {key: own[key] for key in sorted(keys) if own.get(key) is not None}
         parts = [_part(key, value, chosen) for key, value in chosen.items()]
         names.append(", ".join([own[_RULE], *parts] if _RULE in of_all or not parts else parts))
-    repeated = [names[:place].count(name) for place, name in enumerate(names)]
-    return [f"{name} ({n + 1})" if n else name for name, n in zip(names, repeated, strict=True)]
+    return numbered(names)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """Return names of which the second of two equal ones ends with (2), and so on."""
+    earlier = [names[:place].count(name) for place, name in enumerate(names)]
+    return [f"{name} ({n + 1})" if n else name for name, n in zip(names, earlier, strict=True)]
 
 
 def _differing(groups: Sequence[_Settings]) -> set[str]:

@@ -289,6 +289,36 @@ def test_200_clients_and_2000_rounds_fit(tmp_path: Path, opened: Opened) -> None
     assert "2000" in page.locator("#note-curves").inner_text()
 
 
+def test_what_was_chosen_stays_when_another_run_appears_before_it(
+    tmp_path: Path, processes: Processes, opened: Opened
+) -> None:
+    def write(name: str, algorithm: str, **values: Any) -> None:
+        record = RoundRecord(1, [0], test_loss=1.0, **values)
+        sections = {"algorithm": {"name": algorithm}, "data": {"name": "own:load"}}
+        write_run_at_work(tmp_path / "runs" / name, record, **sections)
+
+    write("b", "fedavg", uplink_bytes=9_000_000)
+    write("c", "fedprox", uplink_bytes=10_000_000)
+    watch = processes.start("watch", "watch", "runs", "--address", "127.0.0.1:0")
+    watch.wait_for("until Ctrl-C")
+    page = opened.open(watch.log.split(" at ")[1].split(" until ")[0], **DESKTOP)
+    assert page.title() == page.locator("h1").inner_text() == "2 runs on own:load"
+    page.locator("#run").select_option("c")
+    for _ in range(2):
+        page.locator("#table-results").get_by_role("button", name="MB").click()
+    page.locator("#legend").get_by_role("button", name="fedprox").focus()
+    write("a", "scaffold", test_metric=0.5, test_accuracy=0.5, test_metrics={"accuracy": 0.5})
+    shown(page, "document.title === '3 runs on own:load'")
+    assert page.locator("h1").inner_text() == "3 runs on own:load"
+    assert "test loss, last" in column_headings(page, "table-results")  # a column more before MB
+    assert page.locator("#run").evaluate("select => select.selectedOptions[0].text") == "c"
+    assert column(page, "table-results", 1) == ["fedprox", "fedavg", "scaffold"]
+    sorted_by = page.locator("#table-results th[aria-sort]")
+    assert sorted_by.get_attribute("aria-sort") == "descending"
+    assert sorted_by.inner_text().startswith("MB")
+    assert page.evaluate("document.activeElement.textContent") == "fedprox"
+
+
 def is_shown(page: Page, number: int) -> bool:
     found = re.search("([0-9]+) of 200 rounds are over", page.locator("#summary").inner_text())
     return found is not None and int(found[1]) >= number

@@ -10,7 +10,7 @@
   let numbers = JSON.parse(place("numbers").textContent);
   let onPaper = false;
   const hidden = new Set(); // names of curves
-  const sorted = new Map(); // by table: column, direction
+  const sorted = new Map(); // by table: heading, direction
   let measureSeen = "";
 
   // elements; texts of a run are set as text, never as HTML
@@ -151,7 +151,7 @@
     const active = document.activeElement?.dataset?.curve;
     const buttons = Object.keys(found.curves).map(Number).map((index) => {
       const name = numbers.curves[index];
-      const button = make("button", "", { type: "button", "aria-pressed": String(!hidden.has(name)), "data-curve": index });
+      const button = make("button", "", { type: "button", "aria-pressed": String(!hidden.has(name)), "data-curve": name });
       button.append(swatch(index), make("span", name));
       button.addEventListener("click", () => {
         if (!hidden.delete(name)) hidden.add(name);
@@ -165,7 +165,7 @@
   };
 
   // clients
-  const run = () => numbers.runs[Number(place("run").value) || 0];
+  const run = () => numbers.runs.find(({ name }) => name === place("run").value) || numbers.runs[0];
   const rowAxis = (names, title) => axis({ title: { text: title }, range: [names.length - 0.5, -0.5], tickmode: "array",
     tickvals: spaced(names.length), ticktext: spaced(names.length).map((row) => plain(short(names[row]))) });
   const short = (name) => (name.length > 14 && window.innerWidth < 640 ? `${name.slice(0, 13)}…` : name);
@@ -272,15 +272,16 @@
     if (typeof a === typeof b) return typeof a === "number" ? a - b : a.localeCompare(b, "en", { numeric: true });
     return 0;
   };
+  // columns come and go, and a target changes, while runs go on
+  const headingOf = (cell) => cell.textContent.trim().replace(/^rounds to .*/, "rounds to");
   const sort = (table) => {
     const order = sorted.get(table.id);
     const headings = [...table.tHead.rows[0].cells];
-    headings.forEach((cell, column) => {
-      if (order && order.column === column) cell.setAttribute("aria-sort", order.up ? "ascending" : "descending");
-      else cell.removeAttribute("aria-sort");
-    });
-    if (!order || order.column >= headings.length) return;
-    const rows = [...table.tBodies[0].rows].map((row) => [keyOf(row, order.column), row]);
+    const column = headings.findIndex((cell) => headingOf(cell) === order?.heading);
+    headings.forEach((cell) => cell.removeAttribute("aria-sort"));
+    if (column < 0) return;
+    headings[column].setAttribute("aria-sort", order.up ? "ascending" : "descending");
+    const rows = [...table.tBodies[0].rows].map((row) => [keyOf(row, column), row]);
     const areNumbers = rows.some(([key]) => typeof key === "number");
     const last = (key) => (areNumbers && typeof key !== "number") || key === "–"; // without a value
     rows.sort(([a], [b]) => last(a) - last(b) || (order.up ? compare(a, b) : compare(b, a)));
@@ -289,13 +290,14 @@
   const prepareTables = () => {
     for (const table of document.querySelectorAll("table.sortable")) {
       if (!table.tHead.rows.length) continue;
-      [...table.tHead.rows[0].cells].forEach((cell, column) => {
+      for (const cell of table.tHead.rows[0].cells) {
         cell.firstElementChild.onclick = () => {
           const before = sorted.get(table.id);
-          sorted.set(table.id, { column, up: !(before && before.column === column && before.up) });
+          const heading = headingOf(cell);
+          sorted.set(table.id, { heading, up: !(before?.heading === heading && before.up) });
           sort(table);
         };
-      });
+      }
       sort(table);
     }
   };
@@ -303,7 +305,7 @@
   // the whole page
   const drawAll = () => {
     fill(place("measure"), numbers.measures.map(({ name, title }) => [name, title]), place("measure").value);
-    fill(place("run"), numbers.runs.map(({ name }, index) => [String(index), name]), place("run").value);
+    fill(place("run"), numbers.runs.map(({ name }) => [name, name]), place("run").value);
     drawCurves();
     drawClients();
     prepareTables();
@@ -318,6 +320,7 @@
       part.innerHTML = html; // escaped by the server, as in the page itself
       if (active) part.querySelectorAll("button, [tabindex]")[button]?.focus();
     }
+    document.title = document.querySelector("h1").textContent;
     numbers = newer;
     drawAll();
   };

@@ -28,7 +28,7 @@ from .settings import rules_of, settings_of, versions_of
 from .words import summary_of
 
 MARK = b"<!DOCTYPE html><!-- fedopt report -->"  # how every page begins
-PARTS = ("summary", "results", "settings", "rules", "versions")  # macros of parts.html
+PARTS = ("header", "summary", "results", "settings", "rules", "versions")  # macros of parts.html
 _HERE = Path(__file__).parent
 _ENVIRONMENT = Environment(
     loader=FileSystemLoader(_HERE),

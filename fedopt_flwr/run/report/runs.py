@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...problems import foreign_text
+from ..grouping import numbered
 from ..reading import RecordedRun
 
 COMPARISON = "comparison.json"
@@ -14,12 +15,14 @@ _LONGEST_NAME = 120
 
 
 def names_of(runs: Sequence[RecordedRun]) -> list[str]:
-    """Name each run by its folder, by the whole path where two folders have one name."""
+    """Name each run by its folder, by the whole path where two folders have one name; of paths
+    that are too long to be told apart the later ones are numbered."""
     last = [run.path.resolve().name for run in runs]
-    return [
+    names = [
         foreign_text(name if last.count(name) == 1 else run.path, _LONGEST_NAME)
         for name, run in zip(last, runs, strict=True)
     ]
+    return numbered(names)
 
 
 def failed_cells(given: Sequence[Path]) -> list[tuple[str, str]]:
