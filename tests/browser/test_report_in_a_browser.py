@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from functools import partial
@@ -262,6 +263,19 @@ def test_long_names_of_clients_leave_room_on_a_phone(tmp_path: Path, opened: Ope
     cell = page.locator("#settings tbody td").first.bounding_box()
     assert cell is not None
     assert cell["x"] + cell["width"] <= PHONE["viewport"]["width"]  # seen without scrolling
+
+
+def test_a_zero_does_not_stretch_the_log_axis_of_a_run_that_diverged(
+    tmp_path: Path, opened: Opened
+) -> None:
+    losses = enumerate([2.0, 0.5, 0.0, math.nan], 1)
+    records = [RoundRecord(n, [0], test_loss=loss, test_metric=0.5) for n, loss in losses]
+    write_run_at_work(tmp_path, *records, data={"name": "own:load"})
+    (tmp_path / "page.html").write_bytes(Report([tmp_path]).html())
+    page = opened.open((tmp_path / "page.html").as_uri(), **DESKTOP)
+    axis = page.evaluate("document.querySelector('#plot-curves').layout.yaxis")
+    assert axis["type"] == "log"
+    assert axis["range"] == pytest.approx([-0.301, 0.301], abs=0.05)
 
 
 def test_200_clients_and_2000_rounds_fit(tmp_path: Path, opened: Opened) -> None:

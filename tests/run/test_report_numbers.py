@@ -385,6 +385,36 @@ def test_data_of_which_files_are_missing_are_not_downloaded(
     assert asked == []
 
 
+def test_a_billion_clients_of_which_few_took_part_are_these_few(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", measured(1, 0.5, clients=[7, 10**8]))
+    config = tmp_path / "a" / "config.toml"
+    config.write_text(config.read_text().replace("num_clients = 4", "num_clients = 1000000000"))
+    own = report_of(tmp_path / "a").numbers["runs"][0]
+    assert [row[0] for row in own["table"]["rows"]] == [7, 10**8]
+    assert own["why_no_labels"] == (
+        "1,000,000,000 clients are too many for a picture of their labels"
+    )
+
+
+def test_no_target_is_an_accuracy_of_zero(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", measured(1, 0.05), algorithm={"name": "fedavg"})
+    run_with(tmp_path / "b", measured(1, 0.08), algorithm={"name": "scaffold"})
+    headings = report_of(tmp_path).words["results"]["headings"]
+    assert [heading for heading in headings if "rounds to" in heading] == []
+
+
+def test_an_error_of_zero_leaves_the_axis_logarithmic(tmp_path: Path) -> None:
+    run_with(tmp_path / "a", measured(1, 0.5), measured(2, 0.75), measured(3, 1.0))
+    measures = {m["name"]: m for m in report_of(tmp_path / "a").numbers["measures"]}
+    found = measures["test_accuracy"]
+    assert (found["log"], found["log_range"], found["range"]) == (True, [0.25, 0.5], None)
+    lost = measured(1, 1.0, test_loss=2.0), measured(2, 0.75, test_loss=math.nan)
+    run_with(tmp_path / "b", measured(0, 0.5), *lost)
+    measures = {m["name"]: m for m in report_of(tmp_path / "b").numbers["measures"]}
+    found = measures["test_accuracy"]
+    assert (found["range"], found["log_range"]) == ([0.0, 0.5], [0.5, 0.5])
+
+
 def test_of_thousands_of_clients_those_that_failed_have_rows(tmp_path: Path) -> None:
     records = [
         measured(n, 0.5, clients=[n], failures=1, errors=[failed(4999, "gone")])

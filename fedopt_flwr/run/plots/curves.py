@@ -200,7 +200,7 @@ def telling_target(
     curves: Sequence[Curve], measure: Measure, asked: Sequence[Target]
 ) -> Target | None:
     """Return the hardest target asked for that any run reaches; else a round number that about
-    half of the curves end at or beyond."""
+    half of the curves end at or beyond, if that is not an accuracy of zero."""
     judge = measure if measure.is_known else TEST_LOSS
     reached = [t for t in asked if any(cost_of(s, t) for c in curves for s in c.traces)]
     of_judge = [target for target in reached if target.measure == judge.name] or reached
@@ -213,6 +213,8 @@ def telling_target(
         return None
     middle = sorted(results, reverse=not judge.is_lower_better)[(len(results) - 1) // 2]
     level = _round_number(middle, up=judge.is_lower_better)
+    if judge.is_error and level >= 1:
+        return None
     return Target(judge.name, round(1 - level, 9) if judge.is_error else level)
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 100
 _MOST_COLUMNS = 400
+_MOST_LISTED = 1_000_000  # clients that need not have taken part
 _COUNTED = "#3B6FB6"
 _GROUND = "#F1F1F1"
 _FEWEST = 0.25  # how dark a block is in which one of many took part
@@ -47,7 +48,8 @@ def participation_of(
 ) -> Participation | None:
     """Return who took part in the rounds after the start pass, None where nobody was asked.
 
-    Clients are those of the records and, where ids are numbers, all below `num_clients`.
+    Clients are those of the records and, where ids are numbers, all below `num_clients`, if those
+    are not more than a million.
     """
     trained = [record for record in rounds if record.round]
     seen = {client for record in trained for client in record.clients}
@@ -55,7 +57,7 @@ def participation_of(
     if not seen:
         return None
     if isinstance(num_clients, int) and all(isinstance(client, int) for client in seen):
-        seen |= set(range(num_clients))
+        seen |= set(range(num_clients if num_clients <= _MOST_LISTED else 0))
     clients = sorted(seen, key=lambda client: (isinstance(client, str), client))
     rows = {client: row for row, client in enumerate(clients)}
     first, last = trained[0].round, trained[-1].round

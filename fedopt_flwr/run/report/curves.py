@@ -94,17 +94,23 @@ def panel(found: Ranked, measure: Measure) -> dict[str, Any]:
         if curve.name in values
     }
     sound = [value for own in values.values() for value in _sound(own, measure)]
+    positive = [value for value in sound if value > 0]
     has_diverged = any(t.diverged_at is not None for own in values.values() for t in own.traces)
     return {
         "name": measure.name,
         "title": measure.title,
         "axis": measure.axis,
         "percent": measure.is_error,
-        "log": measure.is_lower_better and bool(sound) and min(sound) > 0,
-        "range": [min(sound), max(sound)] if has_diverged and sound else None,
+        "log": measure.is_lower_better and bool(positive) and min(sound) >= 0,
+        "range": _ends(sound) if has_diverged else None,
+        "log_range": _ends(positive) if has_diverged or min(sound, default=1.0) <= 0 else None,
         "thinned": [most, max((own.pop("rounds") for own in drawn.values()), default=0)],
         "curves": drawn,
     }
+
+
+def _ends(values: Sequence[float]) -> list[float] | None:
+    return [min(values), max(values)] if values else None
 
 
 def _sound(curve: Curve, measure: Measure) -> list[float]:

@@ -17,6 +17,7 @@ from ..reading import RecordedRun
 _MOST_LOADED = 3  # divisions of a page; loading data takes its time
 _MOST_ROWS = 100
 _MOST_CLASSES = 200
+_MOST_CLIENTS = 100_000
 
 
 class Labels:
@@ -42,6 +43,8 @@ class Labels:
 def _counts(config: RunConfig) -> np.ndarray | str:
     if config.federation.is_open:
         return "the federation is open: each client has data of its own"
+    if (number := config.federation.fixed_number("a picture of labels")) > _MOST_CLIENTS:
+        return f"{number:,} clients are too many for a picture of their labels"
     name = config.data.name
     if is_import_path(name) or config.data.collate is not None:
         return f"{name} is code of your own, which a report does not run"

@@ -97,7 +97,7 @@
     return `rgba(${[...parts].slice(0, 3).join(",")},0.15)`;
   };
   const logStep = (values) => { // Plotly labels whole decades alone, or too much of one
-    const [least, most] = [Math.min(...values), Math.max(...values)];
+    const [least, most] = [Math.min, Math.max].map((end) => values.reduce((a, b) => end(a, b), values[0]));
     const decades = Math.log10(most / least);
     if (!(decades > 0) || decades >= 3) return undefined;
     if (decades >= 0.5) return decades < 1 ? "D1" : "D2";
@@ -113,8 +113,8 @@
     const order = Object.keys(found.curves).map(Number).reverse(); // the best is drawn last, on top
     const traces = order.flatMap((index) => tracesOf(found, index, found.curves[index]));
     const ends = {}; // Plotly takes no null for a range
-    if (found.range) {
-      const [low, high] = log ? found.range.map((v) => Math.log10(Math.max(v, 1e-300))) : found.range;
+    if (log ? found.log_range : found.range) {
+      const [low, high] = log ? found.log_range.map(Math.log10) : found.range;
       const margin = 0.04 * (high - low) || 0.1;
       ends.range = [low - margin, high + margin];
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import ipaddress
 import socket
 import threading
@@ -59,7 +60,7 @@ class Watched:
             with contextlib.suppress(OSError):
                 seen = file.stat()
                 found.append(f"{seen.st_mtime_ns:x}.{seen.st_size:x}")
-        return "-".join(found)
+        return hashlib.sha256("-".join(found).encode()).hexdigest()[:16]
 
 
 def application(watched: Watched, host: str) -> Starlette:
