@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -61,10 +62,7 @@ def read_finished(path: Path) -> Outcome:
     try:
         lines = (path / ROUNDS).read_bytes().splitlines()
         records = [record_of_line(line) for line in lines]
-        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-        is_known = isinstance(summary, dict) and {"diverged_at", "best_round"} <= summary.keys()
-        if not is_known or not isinstance(summary["diverged_at"], int | None):
-            raise ValueError(f"{SUMMARY} is not that of a run of this version")
+        summary = _read_summary(path)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"output.directory: the run in {str(path)!r} cannot be read: {error}; remove it, and "
@@ -73,10 +71,11 @@ def read_finished(path: Path) -> Outcome:
     return Outcome(rounds=_with_lost_losses(records), summary=summary)
 
 
-def read_so_far(path: Path) -> RecordedRun:
+def read_so_far(path: Path, parse: Callable[[bytes], RoundRecord] | None = None) -> RecordedRun:
     """Return a run, finished or not; a last line that is still being written is left out.
 
-    ConfigError names the line or file that cannot be read.
+    `parse` may be a `record_of_line` that remembers what it returned. ConfigError names the line or
+    file that cannot be read.
     """
     place = path / ROUNDS
     try:
@@ -88,7 +87,7 @@ def read_so_far(path: Path) -> RecordedRun:
     records: list[RoundRecord] = []
     for number, line in enumerate(lines, 1):
         try:
-            record = record_of_line(line)
+            record = (parse or record_of_line)(line)
             if records and record.round <= records[-1].round:
                 raise ValueError(
                     f"round: got {record.round} after round {records[-1].round}; must be above it"
@@ -106,11 +105,20 @@ def read_so_far(path: Path) -> RecordedRun:
         raise ConfigError([f"RUN: {str(path)!r}: {text}" for text in error.problems]) from error
     is_finished = (path / SUMMARY).exists()
     found, stopped = diverged_at(records), ""
-    with contextlib.suppress(ConfigError):  # of another version
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # of another version
         if is_finished:
-            summary = read_finished(path).summary
+            summary = _read_summary(path)
             found, stopped = summary["diverged_at"], str(summary.get("stopped") or "")
     return RecordedRun(path, config, records, found, is_finished, stopped)
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    is_known = isinstance(summary, dict) and {"diverged_at", "best_round"} <= summary.keys()
+    if not is_known or not isinstance(summary["diverged_at"], int | None):
+        raise ValueError(f"{SUMMARY} is not that of a run of this version")
+    known: dict[str, Any] = summary
+    return known
 
 
 def run_folders(given: Sequence[Path]) -> list[Path]:

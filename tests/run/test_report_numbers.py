@@ -16,11 +16,13 @@ from helpers import (
     softmax_clients,
     write_run_at_work,
 )
+from pydantic import TypeAdapter
 
 from fedopt_flwr import RunConfig, simulate
 from fedopt_flwr.data import load_federated_data
 from fedopt_flwr.errors import ConfigError
 from fedopt_flwr.rounds.record import NOT_COUNTED, TOO_LATE, RoundRecord
+from fedopt_flwr.run import reading
 from fedopt_flwr.run.reading import run_folders
 from fedopt_flwr.run.report.clients import MOST_ROWS
 from fedopt_flwr.run.report.curves import MOST_POINTS, kept_places
@@ -466,6 +468,32 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         file.write("half\n")
     with pytest.raises(ConfigError, match=r"line 2 of .* is no record of a round"):
         report_of(tmp_path / "a")
+
+
+def test_each_line_is_parsed_once_while_a_run_is_watched_and_when_it_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching = pytest.importorskip("fedopt_flwr.run.report.watching")
+    parsed: list[str] = []
+
+    class Counting(TypeAdapter[RoundRecord]):
+        def validate_json(self, text: Any, **more: Any) -> RoundRecord:
+            parsed.append(text)
+            return super().validate_json(text, **more)
+
+    monkeypatch.setattr(reading, "_RECORD", Counting(RoundRecord))
+    first = [measured(1, 0.5), measured(2, 0.6)]
+    run_with(tmp_path / "a", *first)
+    watched = watching.Watched([tmp_path / "a"])
+    for records in ([*first, measured(3, 0.7)], [measured(1, 0.25)]):  # goes on; begins anew
+        run_with(tmp_path / "a", *records)
+        _, report = watched.newest()
+        errors = [1 - (record.test_accuracy or 0.0) for record in records]
+        assert curve(report, "test_accuracy")["mean"] == pytest.approx(errors)
+    assert len(parsed) == 4
+    (tmp_path / "a" / "summary.json").write_text('{"diverged_at": null, "best_round": 1}')
+    report_of(tmp_path / "a")
+    assert len(parsed) == 5
 
 
 def test_why_a_run_stopped_is_told(tmp_path: Path) -> None:

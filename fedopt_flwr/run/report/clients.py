@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,25 +84,29 @@ def clients_of(run: RecordedRun, examples: Sequence[int] | None, num_runs: int) 
         most_rows=num_rows,
         most_columns=max(40, min(400, cells // num_rows)),
     )
+    series = _series_of(run)
     return {
-        "table": _table(run, examples, found.clients if found else []),
+        "table": _table(run, series, examples, found.clients if found else []),
         "participation": _picture(found) if found else None,
-        "values": [*_values(run, found)] if found else [],
+        "values": [*_values(series, found)] if found else [],
     }
 
 
 def _table(
-    run: RecordedRun, examples: Sequence[int] | None, clients: Sequence[ClientId]
+    run: RecordedRun,
+    series: Mapping[str, _Series],
+    examples: Sequence[int] | None,
+    clients: Sequence[ClientId],
 ) -> dict[str, Any]:
     counted = Counter(client for r in run.rounds if r.round for client in r.clients)
     late = Counter(e["client"] for r in run.rounds for e in r.errors if e["error"] == TOO_LATE)
     failed = {failure.client: failure for failure in failures_of(run)}
-    own = _by_client(run)
+    own = {key: _summed(found, _KEYS[key][1]) for key, found in series.items()}
     everyone = sorted({*clients, *failed}, key=_order)
     for client in everyone:
         if examples and isinstance(client, int) and client < len(examples):
-            own[str(client)].setdefault("examples", [examples[client]])
-    keys = [key for key in _KEYS if any(key in values for values in own.values())]
+            own.setdefault("examples", {}).setdefault(str(client), examples[client])
+    keys = [key for key in _KEYS if own.get(key)]
     everyone.sort(key=lambda c: (-(failed[c].times if c in failed else 0), -counted[c]))
     rows = []
     for client in everyone[:MOST_ROWS]:
@@ -115,7 +118,7 @@ def _table(
             failure.times if failure else 0,
         ]
         row += [late[client]] if late else []
-        row += [_summed(own[str(client)][key], _KEYS[key][1]) for key in keys]
+        row += [own[key].get(str(client)) for key in keys]
         rows.append([*row, reason])
     headings = ["client", "rounds counted", "failed", *(["late"] if late else [])]
     headings += [*(_KEYS[key][0] for key in keys), "most frequent reason of failures"]
@@ -127,32 +130,67 @@ def _told(failure: Failure) -> str:
     return failure.reason if is_one else f"{failure.of_reason} times: {failure.reason}"
 
 
-def _by_client(run: RecordedRun) -> dict[str, dict[str, list[float]]]:
-    """Return the values of each key over the rounds, by client."""
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for _, client, key, value in _each(run):
-        found[client][key].append(value)
-    return found
+class _Series(NamedTuple):
+    """What records hold of single clients by one key; arrays of one length, round after round."""
+
+    names: list[str]  # of all clients
+    rounds: np.ndarray
+    clients: np.ndarray  # places in `names`
+    values: np.ndarray  # finite
 
 
-def _each(run: RecordedRun) -> Iterator[tuple[RoundRecord, str, str, float]]:
-    """Yield what records hold of single clients; not every value is finite."""
+def _series_of(run: RecordedRun) -> dict[str, _Series]:
+    """Return the values of each key that has any. There may be millions of them."""
+    found: dict[str, tuple[list[int], list[str], list[float | None]]] = {
+        key: ([], [], []) for key in _KEYS
+    }
     for record in run.rounds:
-        for client, seconds in record.seconds_by_client.items():
-            yield record, client, "seconds", seconds
-        for client, count in record.examples_by_client.items():
-            yield record, client, "examples", count
-        for client, values in (record.each_client or {}).items():
-            for key, value in values.items():
-                if value is not None and math.isfinite(value):
-                    yield record, client, key, value
+        for key, (rounds, clients, values) in found.items():
+            own = _told_in(record, key)
+            rounds += [record.round] * len(own)
+            clients += own
+            values += own.values()
+    places: dict[str, int] = {}
+    for _, clients, _ in found.values():
+        places |= dict.fromkeys(clients, 0)
+    places = {name: place for place, name in enumerate(places)}
+    series = {}
+    for key, (rounds, clients, values) in found.items():
+        numbers = np.array(values, dtype=float)
+        is_known = np.isfinite(numbers)
+        if is_known.any():
+            columns = np.array(rounds), np.array([places[name] for name in clients]), numbers
+            series[key] = _Series([*places], *(column[is_known] for column in columns))
+    return series
 
 
-def _summed(values: Sequence[float], how: str) -> float | None:
-    if not values:
-        return None
-    number = {"last": values[-1], "max": max(values)}.get(how, statistics.fmean(values))
-    return int(number) if float(number).is_integer() else float(f"{number:.5g}")
+def _told_in(record: RoundRecord, key: str) -> Mapping[str, float | None]:
+    """Return a round's values of a key by client."""
+    if key == "seconds":
+        return record.seconds_by_client
+    if key == "examples":
+        return record.examples_by_client
+    every = (record.each_client or {}).items()
+    return {client: values[key] for client, values in every if key in values}
+
+
+def _summed(series: _Series, how: str) -> dict[str, float]:
+    """Return the mean, the last or the greatest value of each client that has any."""
+    result = np.full(len(series.names), -np.inf)
+    if how == "max":
+        np.maximum.at(result, series.clients, series.values)
+    elif how == "last":
+        result[series.clients] = series.values  # of values for one place the last stays
+    else:
+        counts = np.bincount(series.clients, minlength=len(result))
+        totals = np.bincount(series.clients, series.values, minlength=len(result))
+        result = np.where(counts, totals / np.maximum(counts, 1), -np.inf)
+    told = zip(series.names, result.tolist(), strict=True)
+    return {name: _short(number) for name, number in told if math.isfinite(number)}
+
+
+def _short(number: float) -> float:
+    return int(number) if number.is_integer() else float(f"{number:.5g}")
 
 
 def _picture(found: Participation) -> dict[str, Any]:
@@ -180,20 +218,21 @@ def _column_names(found: Participation) -> list[str]:
     return [str(n) if each == 1 else f"{n} to {n + each - 1}" for n in firsts]
 
 
-def _values(run: RecordedRun, found: Participation) -> Iterable[dict[str, Any]]:
+def _values(series: Mapping[str, _Series], found: Participation) -> Iterable[dict[str, Any]]:
     """Yield, of each key, means over the same blocks of clients and rounds."""
     rows = {str(client): row // found.rows_each for row, client in enumerate(found.clients)}
-    shape = found.counted.shape
-    sums = {key: np.zeros(shape) for key in _PICTURES}
-    counts = {key: np.zeros(shape) for key in _PICTURES}
-    for record, client, key, value in _each(run):
-        column = (record.round - found.first_round) // found.rounds_each
-        if key in sums and client in rows and 0 <= column < shape[1]:
-            sums[key][rows[client], column] += value
-            counts[key][rows[client], column] += 1
+    height, width = found.counted.shape
     for key, title in _PICTURES.items():
-        if counts[key].any():
-            known = counts[key] > 0
-            means = np.where(known, sums[key] / np.maximum(counts[key], 1), np.nan)
+        if key not in series:
+            continue
+        names, rounds, clients, values = series[key]
+        row = np.array([rows.get(name, height) for name in names])[clients]
+        column = (rounds - found.first_round) // found.rounds_each
+        is_drawn = (row < height) & (column >= 0) & (column < width)
+        block = (row * width + column)[is_drawn]
+        counts = np.bincount(block, minlength=height * width)
+        if counts.any():
+            sums = np.bincount(block, values[is_drawn], minlength=height * width)
+            means = np.where(counts, sums / np.maximum(counts, 1), np.nan).reshape(height, width)
             z = [[float(f"{v:.4g}") if v == v else None for v in row] for row in means.tolist()]
             yield {"key": key, "title": title, "z": z}

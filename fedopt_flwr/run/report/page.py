@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from ...problems import foreign_text
-from ...rounds.record import as_json
+from ...rounds.record import RoundRecord, as_json
 from ..grouping import curves_of
 from ..plots import look
 from ..plots.subject import subject_of
@@ -43,13 +43,18 @@ class Report:
     """Runs as a page: `words` are what is written as HTML, `numbers` what is drawn from JSON."""
 
     def __init__(
-        self, folders: Sequence[Path], given: Sequence[Path] = (), labels: Labels | None = None
+        self,
+        folders: Sequence[Path],
+        given: Sequence[Path] = (),
+        labels: Labels | None = None,
+        parse: Callable[[bytes], RoundRecord] | None = None,
     ) -> None:
         """Read the runs in these folders; `given` may hold comparisons whose failures count.
 
-        ConfigError says which file cannot be read.
+        `labels` and `parse` are those of an earlier page of these runs: what they remember is not
+        computed again. ConfigError says which file cannot be read.
         """
-        runs = [read_so_far(folder) for folder in folders]
+        runs = [read_so_far(folder, parse) for folder in folders]
         names = names_of(runs)
         curves = curves_of(runs)
         found = ranked(curves, runs)

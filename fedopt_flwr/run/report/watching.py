@@ -8,6 +8,7 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import uvicorn
@@ -20,7 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from ...errors import ConfigError
-from ..reading import CONFIG, ROUNDS, SUMMARY, run_folders
+from ..reading import CONFIG, ROUNDS, SUMMARY, record_of_line, run_folders
 from .labels import Labels
 from .page import Report, content
 from .runs import COMPARISON
@@ -35,6 +36,7 @@ class Watched:
         """ConfigError if there is no run in these folders."""
         self._given = given
         self._labels = Labels()
+        self._parse = lru_cache(maxsize=None)(record_of_line)  # a line is parsed once
         self._lock = threading.Lock()
         self._report = self.report()
 
@@ -42,7 +44,7 @@ class Watched:
         """Return the state of the runs, and their page; ConfigError if one cannot be read."""
         folders = run_folders(self._given)
         state = self._state(folders)  # before they are read: what comes meanwhile is newer
-        return state, Report(folders, self._given, self._labels)
+        return state, Report(folders, self._given, self._labels, self._parse)
 
     def newest(self) -> tuple[str, Report]:
         """Return what `report` does, from before where nothing has changed since."""
