@@ -159,6 +159,28 @@ def centre_of(page: Page, selector: str) -> tuple[float, float]:
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
+def test_of_many_curves_the_one_whose_name_is_pointed_at_stands_out(
+    tmp_path: Path, opened: Opened
+) -> None:
+    for number in range(12):
+        records = [RoundRecord(n, [0], test_loss=number + 1 / n) for n in (1, 2)]
+        sections = {"training": {"batch_size": number + 1}, "data": {"name": "own:load"}}
+        write_run_at_work(tmp_path / f"{number:02}", *records, **sections)
+    folders = sorted(tmp_path.iterdir())
+    (tmp_path / "page.html").write_bytes(Report(folders).html())
+    page = opened.open((tmp_path / "page.html").as_uri(), **DESKTOP)
+    data = "document.querySelector('#plot-curves').data"
+    lines = f"{data}.map(({{ name, line }}) => [name, line.width, line.dash])"
+    name = "batch_size=12"
+    assert [name, 1, "solid"] in page.evaluate(lines)  # grey, as all but the first eight
+    button = page.locator("#legend").get_by_role("button", name=name)
+    for begin, end in ((button.hover, page.locator("h1").hover), (button.focus, button.blur)):
+        begin()
+        shown(page, f"{lines}.some(([name, width]) => name === '{name}' && width === 4)")
+        end()
+        shown(page, f"{lines}.every(([, width]) => width < 4)")
+
+
 def test_paper_is_light_where_the_screen_is_dark(compared: Path, opened: Opened) -> None:
     page = opened.open(compared.as_uri(), **DESKTOP, color_scheme="dark")
     assert "The lighter the more" in page.locator("#note-labels").inner_text()

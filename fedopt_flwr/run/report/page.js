@@ -50,7 +50,7 @@
     const { ground, ink, line, panel } = colours();
     const whole = {
       paper_bgcolor: ground, plot_bgcolor: ground, font: { color: ink, size: 12 }, showlegend: false,
-      margin: { l: 10, r: 10, t: 10, b: 10 }, hoverlabel: { bgcolor: panel, bordercolor: line, font: { color: ink }, namelength: -1, align: "left" },
+      margin: { l: 10, r: 18, t: 10, b: 10 }, hoverlabel: { bgcolor: panel, bordercolor: line, font: { color: ink }, namelength: -1, align: "left" },
       dragmode: touch.matches ? false : "zoom", uirevision: "kept",
       ...(onPaper ? { width: PAPER_WIDTH } : { autosize: true }), ...layout,
     };
@@ -68,10 +68,13 @@
   // curves
   const unit = () => document.querySelector("input[name=x]:checked").value;
   const measure = () => numbers.measures.find((m) => m.name === place("measure").value);
+  const isNamed = (index) => numbers.colours.filter((own) => own === numbers.colours[index]).length === 1; // others share a grey
+  const dashOf = (index) => (isNamed(index) ? index % DASHES.length : 0);
+  const lineOf = (index) => ({ color: shown(numbers.colours[index]), dash: DASHES[dashOf(index)], width: isNamed(index) ? 2 : 1 });
   const traceOf = (points, index, found, more) => ({
-    x: points.x[unit()], y: points.mean, name: plain(numbers.curves[index]),
+    meta: index, opacity: isNamed(index) ? 1 : 0.6, x: points.x[unit()], y: points.mean, name: plain(numbers.curves[index]),
     mode: points.mean.length === 1 ? "markers" : "lines", visible: !hidden.has(numbers.curves[index]),
-    line: { color: shown(numbers.colours[index]), dash: DASHES[index % DASHES.length], width: index < 8 ? 2 : 1 },
+    line: lineOf(index),
     marker: { color: shown(numbers.colours[index]), size: 7 },
     hovertemplate: `%{fullData.name}<br>%{x}: %{y:${found.percent ? ".2%" : ".4g"}}<extra></extra>`, ...more,
   });
@@ -84,7 +87,7 @@
       traces.push({ ...edge, y: points.low });
       traces.push({ ...edge, y: points.high, fill: "tonexty", fillcolor: fade(colour) });
     }
-    for (const tail of points.tails) traces.push(traceOf(tail, index, found, { line: { color: shown(numbers.colours[index]), width: 0.8, dash: "dot" } }));
+    for (const tail of points.tails) traces.push(traceOf(tail, index, found, { meta: null, line: { color: shown(numbers.colours[index]), width: 0.8, dash: "dot" } }));
     traces.push(traceOf(points, index, found));
     for (const mark of points.diverged) {
       traces.push({ visible, x: [mark.x[unit()]], y: [mark.y], mode: "markers", name: plain(numbers.curves[index]),
@@ -142,10 +145,16 @@
     const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     for (const [name, value] of [["width", "34"], ["height", "10"], ["aria-hidden", "true"]]) svg.setAttribute(name, value);
     const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-    const look = { x1: 0, x2: 34, y1: 5, y2: 5, stroke: shown(numbers.colours[index]), "stroke-width": 3, "stroke-dasharray": STROKES[index % STROKES.length] };
+    const look = { x1: 0, x2: 34, y1: 5, y2: 5, stroke: shown(numbers.colours[index]), "stroke-width": 3, "stroke-dasharray": STROKES[dashOf(index)] };
     for (const [name, value] of Object.entries(look)) line.setAttribute(name, value);
     svg.append(line);
     return svg;
+  };
+  const stress = (index, isStressed) => { // one curve among many
+    const traces = place("plot-curves").data.flatMap((trace, at) => (trace.meta === index ? [at] : []));
+    const { color, width } = lineOf(index);
+    const look = isStressed ? { "line.color": isNamed(index) ? color : colours().ink, "line.width": 4, opacity: 1 } : { "line.color": color, "line.width": width, opacity: isNamed(index) ? 1 : 0.6 };
+    if (traces.length) Plotly.restyle("plot-curves", look, traces);
   };
   const drawLegend = (found) => {
     const active = document.activeElement?.dataset?.curve;
@@ -153,6 +162,8 @@
       const name = numbers.curves[index];
       const button = make("button", "", { type: "button", "aria-pressed": String(!hidden.has(name)), "data-curve": name });
       button.append(swatch(index), make("span", name));
+      for (const event of ["pointerenter", "focus"]) button.addEventListener(event, () => stress(index, true));
+      for (const event of ["pointerleave", "blur"]) button.addEventListener(event, () => stress(index, false));
       button.addEventListener("click", () => {
         if (!hidden.delete(name)) hidden.add(name);
         drawCurves();

@@ -73,10 +73,10 @@ def _ranking(found: Ranked, *, is_comparable: bool) -> Iterator[str]:
         (first, best), (second, next_best) = known[:2]
         extreme = "lowest" if found.main.is_lower_better else "highest"
         others = " of those that did not diverge" if diverged else ""
-        yield (
-            f"{first} has the {extreme} {what}{others}, {shown(best)}; {second} follows, "
-            f"{shown(next_best)}."
-        )
+        follows = f"{second} follows, {shown(next_best)}"
+        if shown(best) == shown(next_best):
+            follows = f"that of {second} is the same to these digits"
+        yield f"{first} has the {extreme} {what}{others}, {shown(best)}; {follows}."
     if diverged:
         yield f"Diverged: {_some(diverged)}."
 
