@@ -351,6 +351,8 @@ def test_200_clients_and_2000_rounds_fit(tmp_path: Path, opened: Opened) -> None
     page.wait_for_selector("#plot-values .heatmaplayer image")
     assert time.monotonic() - begun < 5
     assert "2000" in page.locator("#note-curves").inner_text()
+    assert "Orange: a reply failed." in page.locator("#note-participation").inner_text()
+    assert page.locator("#plot-participation .scatterlayer path").count() == 0  # thousands of marks
     headings = column_headings(page, "table-clients")
     assert {"seconds, mean", "examples", "rounds away, most"} <= set(headings)
     assert len(column(page, "table-clients", 1)) == 200

@@ -203,12 +203,15 @@
     const heat = { type: "heatmap", x, y, z: found.counted, zmin: 0, zmax: most, showscale: false, xgap: x.length < 80 ? 1 : 0, ygap: y.length < 40 ? 1 : 0,
       colorscale: [[0, panel], [0.0001, isDark() ? "#31547e" : "#b9cde8"], [1, full]], text, hovertemplate: "%{text}<extra></extra>" };
     if (most === 1) heat.colorscale[1][1] = full;
-    const bad = { type: "scatter", mode: "markers", x: found.failed.map(([, c]) => x[c]), y: found.failed.map(([r]) => r),
+    const areMany = found.failed.length > 500; // a mark each takes seconds
+    const filled = { type: "heatmap", x, y, z: found.counted.map((row, r) => row.map((_, c) => (failures.has(`${r} ${c}`) ? 1 : null))),
+      colorscale: [[0, numbers.alarm], [1, numbers.alarm]], showscale: false, hoverinfo: "skip" };
+    const bad = areMany ? filled : { type: "scatter", mode: "markers", x: found.failed.map(([, c]) => x[c]), y: found.failed.map(([r]) => r),
       marker: { symbol: "x", size: Math.max(4, Math.min(9, 500 / x.length)), color: numbers.alarm }, hoverinfo: "skip" };
     draw("plot-participation", [heat, bad], { xaxis: columnAxis(found), yaxis: rowAxis(found.clients, "client"), uirevision: run().name });
     const [clients, each] = found.each;
     const block = clients * each > 1 ? `A block is ${clients} ${clients > 1 ? "clients" : "client"} in ${each} ${each > 1 ? "rounds" : "round"}, ${stronger()} where more replies counted. ` : "Blue: the reply counted. ";
-    const failed = found.failed.length ? "× marks a reply that failed." : "No reply failed.";
+    const failed = areMany ? "Orange: a reply failed." : found.failed.length ? "× marks a reply that failed." : "No reply failed.";
     place("note-participation").textContent = block + failed;
     place("plot-participation").setAttribute("aria-label", `Who took part in which round. ${block}${failed} The numbers are in the table of clients.`);
   };
