@@ -126,7 +126,7 @@ def _loaded(dataset: str, subset: str | None, data_files: Any) -> Any:
     try:
         if (Path(dataset) / "dataset_dict.json").exists():
             return datasets.load_from_disk(dataset)
-        return datasets.load_dataset(dataset, subset, data_files=data_files)
+        return datasets.load_dataset(dataset, subset, data_files=data_files)  # nosec B615  # as named
     except Exception as error:  # of its many own kinds
         raise DataError(
             f"data.options.dataset: {dataset!r} cannot be loaded: {described(error)}; must be a "
@@ -198,7 +198,7 @@ def _tokenizer(name: str | None) -> Any:
     with needing("transformers", "data.options.tokenizer"):
         from transformers import AutoTokenizer
     try:
-        found = AutoTokenizer.from_pretrained(name)
+        found = AutoTokenizer.from_pretrained(name)  # nosec B615  # as the user named it
     except Exception as error:  # of its many own kinds
         raise DataError(
             f"data.options.tokenizer: {name!r} cannot be loaded: {described(error)}"
