@@ -8,8 +8,8 @@ Ramp, U = 0: γ begins at 0.01(1 + ‖x⁰‖) and doubles in every round whose 
 G = c + Σ w_i(c_i⁺ − c_i) still falls along the movement m before it: the slope
 p = −⟨G, m⟩/‖m‖ is above 0.3 of the largest so far, and the cosine p/‖G‖ above 0.3.
 The first other round ends it, or one whose loss is above twice the largest F_i(x⁰) (above 0, where
-that is negative), then with a quarter of γ; any later such round halves γ, as does one that is
-taken back because the model was no longer finite. From the end on U = 3‖g‖/‖ḡ‖, ḡ = Δ̄/γ, and γ is
+that is negative), then with a quarter of γ; any later such round halves γ. A round that is taken
+back because the model was no longer finite does the same to γ, without an end. From the end on U = 3‖g‖/‖ḡ‖, ḡ = Δ̄/γ, and γ is
 3 times as long, so that γ/(KU) is the rate which that round had and only directions three times as
 long are cut. For half of the remaining rounds γ stays, but grows by a quarter in each round in
 which the cosine and its mean are above 0.15 and the mean loss, at its lowest so far, above a
@@ -43,9 +43,7 @@ _SCALARS = (
     *("first_loss", "largest_first_loss"),
     *("mean_cosine", "mean_loss", "lowest_loss", "num_growths"),  # since the ramp
 )
-_HOPELESS = (
-    1.0  # the rise of the loss over F_i(x⁰), as a share of it, that no useful length leads to
-)
+_HOPELESS = 1.0  # the rise of the loss over F_i(x⁰), as a share of it: no useful length does that
 _WORSE = 0.2  # the rise over the lowest mean loss, as a share of it: γ has grown too far
 _MOSTLY_DONE = 0.25  # of the loss at x⁰: what is left needs no other rate
 
