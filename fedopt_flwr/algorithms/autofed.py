@@ -9,12 +9,13 @@ G = c + Σ w_i(c_i⁺ − c_i) still falls along the movement m before it: the s
 p = −⟨G, m⟩/‖m‖ is above 0.3 of the largest so far, and the cosine p/‖G‖ above 0.3.
 The first other round ends it, or one whose loss is above twice the largest F_i(x⁰) (above 0, where
 that is negative), then with a quarter of γ; any later such round halves γ. A round that is taken
-back because the model was no longer finite does the same to γ, without an end. From the end on U = 3‖g‖/‖ḡ‖, ḡ = Δ̄/γ, and γ is
-3 times as long, so that γ/(KU) is the rate which that round had and only directions three times as
-long are cut. For half of the remaining rounds γ stays, but grows by a quarter in each round in
-which the cosine and its mean are above 0.15 and the mean loss, at its lowest so far, above a
-quarter of the first: the ground may be flatter than where the ramp ended. Once the mean loss is 1.2
-times its lowest, half of these growths are taken back for good. Means have weight β for the newest.
+back because the model was no longer finite does the same to γ, without an end. From the end on U =
+3‖g‖/‖ḡ‖, ḡ = Δ̄/γ, and γ is 3 times as long, so that γ/(KU) is the rate which that round had and
+only directions three times as long are cut. For half of the remaining rounds γ stays, but grows by
+a quarter in each round in which the cosine and its mean are above 0.15 and the mean loss, at its
+lowest so far, above a quarter of the first: the ground may be flatter than where the ramp ended.
+Once the mean loss is 1.2 times its lowest, half of these growths are taken back for good. Means
+have weight β for the newest.
 x itself stays where it is: of all that was measured no round needed more than a shorter γ.
 In the other half γ falls to 0 in a line, if `decays`; without that nothing depends on T.
 Taken from `padamfed`: both halves; the lengths alone are its own.
