@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +17,11 @@ SUPERLINK_NODE_ID = 1  # of what a SuperLink says itself
 
 
 class Room(Grid):
-    """A grid whose nodes run an app in this process.
+    """A grid whose nodes run an app in this process, one message at a time.
 
-    Those in `lost` never answer; of those in `gone` the SuperLink says so in their place.
+    Nodes of a federation have a process each: Flower's reader of arrays, which mods call too, is
+    not safe in threads with CPython 3.11.7 (gh-106905). Those in `lost` never answer; of those in
+    `gone` the SuperLink says so in their place.
     """
 
     def __init__(self, app: ClientApp, count: int = 3) -> None:
@@ -33,6 +36,7 @@ class Room(Grid):
         self.gone: set[int] = set()
         self.seen: list[Message] = []
         self._numbers = itertools.count(1)
+        self._one = threading.Lock()
 
     def set_run(self, run: Any) -> None: ...
 
@@ -55,11 +59,12 @@ class Room(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        return [
-            self._reply(message)
-            for message in messages
-            if message.metadata.dst_node_id not in self.lost
-        ]
+        with self._one:
+            return [
+                self._reply(message)
+                for message in messages
+                if message.metadata.dst_node_id not in self.lost
+            ]
 
     def _reply(self, message: Message) -> Message:
         self.seen.append(message)
