@@ -289,6 +289,7 @@ KNOWN_BETTER: dict[str, Literal["higher", "lower"]] = {
     "auroc": "higher",
     "mse": "lower",
     "mae": "lower",
+    "perplexity": "lower",
     "train_loss": "lower",
     "test_loss": "lower",
     "global_train_loss": "lower",

@@ -155,6 +155,11 @@ def test_spreads_by_hand() -> None:
     assert spread["loss"]["worst"] == 9.5  # of the two highest
 
 
+def test_the_worst_perplexity_is_the_highest() -> None:
+    spread = answers({"loss": 0.1, "perplexity": 1.5}, {"loss": 2.0, "perplexity": 7.0})
+    assert spread.on_clients["spread"]["perplexity"]["worst"] == 7.0
+
+
 def test_who_has_no_value_or_refuses_is_left_out_and_counted() -> None:
     record = answers(
         {"loss": 1.0, "auroc": 0.5}, {"loss": 3.0}, None, {"n": 0}, "{}", '{"examples": -1}', "x"

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from fedopt_flwr import ConfigError, simulate
+from fedopt_flwr.config.sections import KNOWN_BETTER
 from fedopt_flwr.data import as_client_data
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.training.evaluation import evaluate
@@ -201,3 +202,7 @@ def test_a_dict_of_parts_that_cannot_be_joined_is_averaged_by_name() -> None:
     with pytest.warns(FedoptWarning, match="cannot be joined"):
         found = measured({"own": metric}, parts, [2, 1])
     assert found == {"own": {"width": 4.0, "none": None}}
+
+
+def test_of_every_named_metric_it_is_known_which_values_are_better() -> None:
+    assert METRICS.keys() <= KNOWN_BETTER.keys()
