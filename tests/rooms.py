@@ -59,17 +59,17 @@ class Room(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
+        replies = []
         with self._one:
-            return [
-                self._reply(message)
-                for message in messages
-                if message.metadata.dst_node_id not in self.lost
-            ]
+            for message in messages:
+                message.metadata.__dict__["_message_id"] = str(next(self._numbers))
+                if message.metadata.dst_node_id not in self.lost:
+                    replies.append(self._reply(message))
+        return replies
 
     def _reply(self, message: Message) -> Message:
         self.seen.append(message)
         node = message.metadata.dst_node_id
-        message.metadata.__dict__["_message_id"] = str(next(self._numbers))
         if node in self.gone:
             reply = Message(Error(3, "Node Unavailable"), reply_to=message)
             reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID

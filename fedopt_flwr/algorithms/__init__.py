@@ -55,11 +55,6 @@ def load_rule(name: str, folders: Iterable[Path] = ()) -> type[Algorithm]:
         kind = load_attribute("algorithm.name", name, folders)
         if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
             raise ConfigError(f"algorithm.name: {name!r} is no subclass of fedopt_flwr's Algorithm")
-        if not isinstance(getattr(kind, "name", None), str):
-            raise ConfigError(
-                f"algorithm.name: the class {name!r} has no `name`; declare it in the class: "
-                'name: ClassVar[str] = "my_rule"'
-            )
         return register(kind)
     if name not in ALGORITHMS:
         raise ConfigError(unknown_name("algorithm.name", name, ALGORITHMS))
@@ -67,7 +62,13 @@ def load_rule(name: str, folders: Iterable[Path] = ()) -> type[Algorithm]:
 
 
 def register(kind: type[Algorithm]) -> type[Algorithm]:
-    """Make a rule of your own known under its `name`; ConfigError if another one has that name."""
+    """Make a rule of your own known under its `name`; ConfigError if it has none, or another one
+    has that name."""
+    if not isinstance(getattr(kind, "name", None), str):
+        raise ConfigError(
+            f"algorithm.name: the class {kind.__module__}:{kind.__qualname__} has no `name`; "
+            'declare it in the class: name: ClassVar[str] = "my_rule"'
+        )
     known = ALGORITHMS.setdefault(kind.name, kind)
     if known.__module__ != kind.__module__:
         raise ConfigError(

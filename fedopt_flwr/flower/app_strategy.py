@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict, Unpack
@@ -92,6 +93,7 @@ class StrategyOptions(SharedOptions, total=False):
 REQUIRED_OPTIONS = ("num_clients", "clients_per_round", "num_rounds")
 _FEDERATION = FederationSection.model_fields
 _TRAINING = TrainingSection.model_fields
+_OF_WEIGHTS = ("weights_prefix", "weights_strict")
 
 
 def option_defaults() -> dict[str, Any]:
@@ -116,8 +118,9 @@ class Strategy(FederatedStrategy):
         register(type(rule))
         own, weights = copied(model), options.get("weights")
         if weights is not None:
-            prefix, strict = options.get("weights_prefix", ""), options.get("weights_strict", True)
-            load_weights(own, weights, prefix, strict=strict, field="weights")
+            section = config.model
+            strict = section.weights_strict
+            load_weights(own, weights, section.weights_prefix, strict=strict, field="weights")
         flat = FlatModel(own, local=config.federation.local_parameters)
         template = Instruction.for_run(config, flat, (), 0, local_rate(config, rule))
         self.rounds: list[RoundRecord] = []
@@ -155,7 +158,13 @@ class Strategy(FederatedStrategy):
             training={key: options[key] for key in _TRAINING if key in options},
             schedule=options.get("schedule") or {},
             stop=options.get("stop") or {},
+            model={key: options[key] for key in _OF_WEIGHTS if key in options},
         )
+        for key in _OF_WEIGHTS:
+            if key in options and options.get("weights") is None:
+                raise ConfigError(
+                    f"{key}: got {options[key]!r} without weights, of which it speaks; give both"
+                )
         if config.stop.metric in (*DIAGNOSTICS, *SPREADS):
             raise ConfigError(
                 f"stop.metric: got {config.stop.metric!r}, which only a run of `fedopt` measures; "
@@ -191,6 +200,7 @@ class Strategy(FederatedStrategy):
         outcome = None
         if self.stopped:
             return None
+        self.evaluated_since = time.perf_counter()
         if self._evaluate_fn is not None:
             outcome = self._evaluate_fn(server_round, to_arrays(parameters), {})
         if outcome is not None and not self.record.taken_back:

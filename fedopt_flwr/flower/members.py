@@ -22,6 +22,7 @@ from ..problems import foreign_text
 from ..rounds.sampling import sorted_ids
 
 _POLL_SECONDS = 0.05
+_ASK_AGAIN_SECONDS = 5.0  # after a connection did not say who it is
 
 
 class NeverIntroducedError(RunError):
@@ -119,6 +120,8 @@ class Members:
             self._while_waiting()
             if time.monotonic() > deadline:
                 self.refresh(manager)
+                if len(self._proxies) >= needed:
+                    return
                 raise RunError(
                     f"federation.{field}: only {len(self._proxies)} of {needed} clients were "
                     f"connected within {timeout:g} s: {sorted(map(str, self._proxies))}"
@@ -154,7 +157,9 @@ class Members:
     def refresh(self, manager: ClientManager) -> None:
         """Ask connections that are new; forget those that are gone.
 
-        One that does not say who it is counts as away, and is asked again after `start_timeout`.
+        One that does not say who it is counts as away. It is asked again after some seconds, or as
+        long as it took to fail, so that one that never answers takes at most half of the time; one
+        that never will say it, after `start_timeout`.
         """
         connected = dict(manager.all())
         now = time.monotonic()
@@ -163,11 +168,15 @@ class Members:
             for cid, proxy in connected.items()
             if cid not in self._ids and now >= self._ask_again.get(cid, now)
         }
-        for cid, answer in ask_all(new, self.max_workers).items():
+        answers, timeout = ask_all(new, self.max_workers), self._federation.start_timeout
+        told = time.monotonic()
+        pause = min(timeout, max(_ASK_AGAIN_SECONDS, told - now))
+        for cid, answer in answers.items():
             if isinstance(answer, Exception):
-                self._ask_again[cid] = time.monotonic() + self._federation.start_timeout
+                self._ask_again[cid] = told + pause
                 if isinstance(answer, NeverIntroducedError):
                     self._mute[cid] = answer
+                    self._ask_again[cid] = told + timeout
                 warnings.warn(
                     f"connection {cid}: did not tell its client id: {foreign_text(answer)}; it "
                     "counts as away; fix that client",
@@ -214,6 +223,10 @@ class Members:
     def id_of(self, proxy: ClientProxy) -> ClientId:
         """Return the client id behind a connection."""
         return self._ids[proxy.cid]
+
+    def client_at(self, cid: str) -> ClientId:
+        """Return the client id behind a connection, or its own where it never told one."""
+        return self._ids.get(cid, cid)
 
     def await_free(self, needed: int) -> None:
         """Wait while fewer clients than needed are free and others are at work for earlier rounds;

@@ -156,7 +156,7 @@ class Strategy(OverMessages):
         self._make, self._model, self._options = make, model, dict(options)
         self._evaluate_fn: EvaluateFn | None = None
         self._found: MetricRecord | None = None
-        self._evaluators: list[tuple[Metadata, ClientProxy]] = []  # asked in the current round
+        self._evaluators: list[tuple[Metadata, str]] = []  # instructions of this round, to whom
         super().__init__(make(model, **options, num_rounds=1))  # what is wrong is said now
 
     @property
@@ -227,7 +227,7 @@ class Strategy(OverMessages):
             for proxy, ins in asked
         ]
         self._evaluators = [
-            (m.metadata, proxy) for m, (proxy, _) in zip(messages, asked, strict=True)
+            (m.metadata, proxy.cid) for m, (proxy, _) in zip(messages, asked, strict=True)
         ]
         return messages
 
@@ -237,12 +237,16 @@ class Strategy(OverMessages):
         """Return the means of the nodes' loss and metrics, weighted by examples; who failed is an
         error of the round's record, and where all did, a FedoptWarning."""
         found = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        # a subclass may send some of the messages, and others of its own
+        asked = {sent.message_id: cid for sent, cid in self._evaluators if sent.message_id}
+        for i, reply in found.items():
+            asked.setdefault(i, str(reply.metadata.src_node_id))
         counted, errors = [], []
-        for sent, proxy in self._evaluators:
+        for message_id, cid in asked.items():
             try:
-                counted.append(evaluation(found.get(sent.message_id)))
+                counted.append(evaluation(found.get(message_id)))
             except MessageError as error:
-                own = {"client": self._inner.members.id_of(proxy), "phase": "evaluate"}
+                own = {"client": self._inner.members.client_at(cid), "phase": "evaluate"}
                 errors.append({**own, "error": foreign_text(error)})
         self._inner.record.errors += errors
         if errors and not counted:

@@ -105,6 +105,7 @@ class FederatedStrategy(Strategy):
         self._rounds_before = resume.round if resume else 0
         self.record = RoundRecord(self._rounds_before)
         self._started = 0.0
+        self.evaluated_since: float | None = None  # where a subclass began before `evaluate`
         self.last_loss: float | None = None  # of the last evaluation on the test data
         self._before: Before | None = None  # the current round, until its evaluation is over
         self._diagnostics: Diagnostics | None = None
@@ -454,7 +455,7 @@ class FederatedStrategy(Strategy):
 
         A loss that is not finite, after one that was, takes the round back.
         """
-        started = time.perf_counter()
+        started = self.evaluated_since or time.perf_counter()
         record = self.record
         before = self._before
         is_round = server_round > 0 or (bool(self.rule.start_names) and not self._resume)

@@ -84,7 +84,7 @@ class RoundRecord:
     downlink_vectors: int = 0
     seconds: float = 0.0  # from the choice of clients to the new model, without the evaluation
     aggregation_seconds: float | None = None  # of these, from the last reply to the new model
-    evaluation_seconds: float | None = None  # after them: of the server, clients and diagnostics
+    evaluation_seconds: float | None = None  # after them; not of fraction_evaluate
     client_seconds: float | None = None  # mean local work of a counted client
     seconds_by_client: dict[str, float] = field(default_factory=dict)  # of each one, by id
     examples_by_client: dict[str, int] = field(default_factory=dict)  # n_i of each one, by id

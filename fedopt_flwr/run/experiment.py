@@ -96,9 +96,21 @@ class Experiment:
                     "that makes a new module at every call, since workers train at the same time"
                 )
         with collected(errors):
+            self._require_weights()
+        with collected(errors):
             self._loaded = data or load_federated_data(config)
             require_examples(dict(enumerate(self._loaded.clients)))
         raise_together(errors)
+
+    def _require_weights(self) -> None:
+        section = self.config.model
+        said = section.weights_prefix or not section.weights_strict
+        if said and self._weights is None:
+            raise ConfigError(
+                f"model.weights_prefix, model.weights_strict: got {section.weights_prefix!r} and "
+                f"{section.weights_strict} without model.weights, of which they speak; name the "
+                "file, or leave them out"
+            )
 
     def _find_metrics(self, metric: Metric | None) -> dict[str, Metric]:
         folders = self.config.import_folders

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
-from threading import Lock
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.client.mod import make_ffn, secagg_mod, secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import (
@@ -25,21 +25,26 @@ from flwr.clientapp.mod import (
     fixedclipping_mod,
     message_size_mod,
 )
+from flwr.serverapp import Grid
 from helpers import as_datasets, linear_model, softmax_clients
 from rooms import Room
 
 from fedopt_flwr import (
     ConfigError,
     MessageError,
+    RunConfig,
     RunError,
     clientapp,
     clients,
     serverapp,
     strategies,
 )
+from fedopt_flwr.algorithm import Algorithm
 from fedopt_flwr.algorithms import ALGORITHMS, FedAvg
 from fedopt_flwr.engines.pairs import run_pair
 from fedopt_flwr.errors import FedoptWarning
+from fedopt_flwr.flower import members
+from fedopt_flwr.flower.message_nodes import Nodes
 from fedopt_flwr.flower.message_records import averaged
 
 DATA = as_datasets(softmax_clients([9, 14, 6]))
@@ -252,6 +257,35 @@ def test_nodes_that_cannot_be_reached_at_first_are_waited_for() -> None:
         start(strategy, grid)
 
 
+@pytest.mark.filterwarnings("ignore:connection")
+def test_nodes_that_can_be_reached_again_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Returning(Room):
+        def _reply(self, message: Message) -> Message:
+            reply = super()._reply(message)
+            if len(self.seen) == 4:
+                self.gone.clear()
+            return reply
+
+    monkeypatch.setattr(members, "_ASK_AGAIN_SECONDS", 0.01)
+    strategy = serverapp.FedAvg(linear_model(), **SIZES, start_timeout=60)
+    grid = Returning(make_app())
+    grid.gone = {*grid.contexts}
+    start(strategy, grid, rounds=1)
+    assert [r.failures for r in strategy.rounds] == [0]
+    assert strategy._inner.members.ids == [0, 1, 2]
+
+
+def test_clients_that_come_at_the_last_moment_are_not_missed() -> None:
+    class Late(Nodes):
+        def num_available(self) -> int:
+            return 0  # those of a moment ago
+
+    sizes = {"num_clients": 3, "clients_per_round": 2, "start_timeout": 0.1}
+    found = members.Members(RunConfig(federation=sizes), lambda: None, {})
+    found.gather(Late(Room(make_app())), "num_clients")
+    assert found.here == [0, 1, 2]
+
+
 def test_a_run_that_stops_asks_nobody_in_the_rounds_that_are_left() -> None:
     strategy = serverapp.ScaffoldM(
         linear_model(), **SIZES, stop={"metric": "test_loss", "target": 1.75}
@@ -329,6 +363,48 @@ def test_failed_evaluations_are_errors_of_their_client_and_round() -> None:
     assert texts[0][2].startswith(no_examples)
     assert texts[1][1] == "it failed: Node Unavailable"
     assert [r.failures for r in strategy.rounds] == [0, 1]
+
+
+class FirstAlone(serverapp.FedAvg):
+    def configure_evaluate(self, *arguments: Any) -> list[Message]:
+        return list(super().configure_evaluate(*arguments))[:1]
+
+
+class ItsOwnMessages(serverapp.FedAvg):
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        return [
+            Message(RecordDict({"arrays": arrays, "config": config}), node, MessageType.EVALUATE)
+            for node in grid.get_node_ids()
+        ]
+
+
+def test_a_subclass_chooses_who_evaluates() -> None:
+    app = evaluating(lambda client_id: {"num-examples": 4, "f1": 0.5 * client_id})
+    options = {**SIZES, "clients_per_round": 3, "fraction_evaluate": 1.0}
+    strategy: serverapp.FedAvg = FirstAlone(linear_model(), **options)
+    result = start(strategy, Room(app), rounds=1)
+    assert result.evaluate_metrics_clientapp[1]["f1"] in (0.0, 0.5, 1.0)
+    assert strategy.rounds[0].errors == []
+
+    def answer(client_id: int) -> dict[str, Any]:
+        return {"num-examples": 4, "f1": 0.5} if client_id else {"f1": 0.1}
+
+    strategy = ItsOwnMessages(linear_model(), **options)
+    result = start(strategy, Room(evaluating(answer)), rounds=1)
+    assert result.evaluate_metrics_clientapp[1] == MetricRecord({"f1": 0.5})
+    assert [(e["client"], e["phase"]) for e in strategy.rounds[0].errors] == [(0, "evaluate")]
+
+
+def test_seconds_of_an_evaluate_function_are_recorded() -> None:
+    def slow(number: int, arrays: ArrayRecord) -> MetricRecord:
+        time.sleep(0.1)
+        return MetricRecord({"loss": 1.0})
+
+    strategy = serverapp.FedAvg(linear_model(), **SIZES)
+    start(strategy, Room(make_app()), rounds=2, evaluate_fn=slow)
+    assert all((r.evaluation_seconds or 0) >= 0.1 for r in strategy.rounds)
 
 
 def test_without_an_evaluate_function_a_run_says_so() -> None:
@@ -498,10 +574,8 @@ class Apart(Room):
     """A room whose nodes know no rule of one's own but what their app names, as those do that run
     in processes of their own."""
 
-    one_at_a_time = Lock()  # as threads ask
-
     def _reply(self, message: Message) -> Message:
-        with self.one_at_a_time, unregistered():
+        with unregistered():
             return super()._reply(message)
 
 
@@ -538,6 +612,8 @@ def test_a_rule_in_the_place_of_its_class_is_refused() -> None:
     wrong: Any = FedAvg()
     with pytest.raises(ConfigError, match=r"kind: got FedAvg\(.*; must be a class of a rule; give"):
         clients.Client(linear_model(), DATA[0], client_id=0, kind=wrong)
+    with pytest.raises(ConfigError, match=r"fedopt_flwr\.algorithm:Algorithm has no `name`; decl"):
+        clients.Client(linear_model(), DATA[0], client_id=0, kind=Algorithm)
 
 
 def test_one_function_may_answer_queries_and_train() -> None:

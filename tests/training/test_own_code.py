@@ -290,9 +290,7 @@ class Nameless(Algorithm):
 
 def test_a_rule_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parent)
-    with pytest.raises(
-        ConfigError, match=rf"the class '{HERE}:Nameless' has no `name`; declare it"
-    ):
+    with pytest.raises(ConfigError, match=rf"the class {HERE}:Nameless has no `name`; declare it"):
         simulate({"algorithm": {"name": f"{HERE}:Nameless"}})
 
 

@@ -173,6 +173,18 @@ def test_problems_of_a_strategys_weights_name_its_own_options(strategy: Any) -> 
         strategy(linear_model(), weights=[1.0], **sizes)
     with pytest.raises(ConfigError, match=r"^weights: cannot read 'none\.safetensors'"):
         strategy(linear_model(), weights="none.safetensors", **sizes)
+    for name, value in (("weights_prefix", None), ("weights_strict", "false")):
+        with pytest.raises(ConfigError, match=rf"model\.{name}: got {value!r}; should be a valid"):
+            strategy(linear_model(), **{"weights": state, name: value}, **sizes)
+    with pytest.raises(ConfigError, match=r"^weights_prefix: got 'net\.' without weights"):
+        strategy(linear_model(), weights_prefix="net.", **sizes)
+
+
+def test_what_is_said_of_weights_needs_them(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run")
+    config["model"]["weights_prefix"] = "net."
+    with pytest.raises(ConfigError, match=r"model\.weights_strict: got 'net\.' and True without"):
+        simulate(config)
 
 
 def test_strategies_of_both_kinds_start_from_a_file_or_a_state_dict(tmp_path: Path) -> None:
