@@ -14,7 +14,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayError
 
 _LOST = (RayActorError, ObjectLostError)  # the actor, or its reply with the machine
 _PING_SECONDS = 5.0  # idle actors answer within milliseconds; one that does not is used later
-_START_ATTEMPTS = 3  # that fail one after another, before a message fails with them
+_START_ATTEMPTS = 3  # that fail while a message waits, before it fails with them
 _START_SECONDS = 300  # of waiting while there is no actor but those that are starting
 
 
@@ -41,7 +41,7 @@ class LastingPool(BasicActorPool):
         with self._changed:
             while not self.pool:  # there is a thread for each actor that there was at the start
                 errors = self._make_up_for_lost()
-                failed += bool(errors)
+                failed += len(errors)
                 is_alone = self.num_actors == len(self._starting)
                 seconds = seconds + 1 if is_alone else 0
                 if errors and is_alone and failed >= _START_ATTEMPTS:

@@ -141,6 +141,16 @@ def test_processes_that_cannot_start_are_tried_again_and_then_named(
     assert backend.pool.num_actors == 1
 
 
+def test_three_that_fail_to_start_at_once_count_as_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(3)
+    backend = backend_on(cluster, monkeypatch)
+    for actor in cluster.actors:
+        actor.error = RayActorError()
+    cluster.machines[0].errors = [RuntimeEnvSetupError("no folder") for _ in range(3)]
+    with pytest.raises(RuntimeEnvSetupError, match="no folder"):
+        reply(backend, "first")
+
+
 def test_where_nothing_starts_a_message_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
