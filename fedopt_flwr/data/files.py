@@ -58,22 +58,28 @@ def torchvision_dataset(
     )
     if found:
         return found
+    missing = partial(_missing, class_name, arguments, train, root, cache)
+    if not may_download:
+        raise missing("nothing is downloaded here")
     try:
-        if not may_download:
-            raise OSError("not allowed here")
         with contextlib.redirect_stdout(io.StringIO()):
             kind(str(cache), train=train, download=True, **arguments)
     except (OSError, RuntimeError) as error:  # URLError is an OSError
-        part = f"{'training' if train else 'test'} files of {class_name}"
-        split = f" (split {arguments['split']!r})" if arguments else ""
-        prefix = "emnist-<split>-" if class_name == "EMNIST" else ""
-        files = _ARCHIVES.get(class_name, f"{class_name}/raw/{prefix}*-ubyte(.gz)")
-        raise DataError(
-            f"data.name: the {part}{split} are not, or not whole, in {str(root)!r} and "
-            f"{str(cache)!r}, and the download failed ({' '.join(str(error).split())}); put "
-            f"{files} into one of the two, or set data.path or $FEDOPT_DATA"
-        ) from error
+        raise missing(f"the download failed ({' '.join(str(error).split())})") from error
     return read(cache, cache)
+
+
+def _missing(
+    class_name: str, arguments: dict[str, Any], train: bool, root: Path, cache: Path, why: str
+) -> DataError:
+    part = f"{'training' if train else 'test'} files of {class_name}"
+    split = f" (split {arguments['split']!r})" if arguments else ""
+    prefix = "emnist-<split>-" if class_name == "EMNIST" else ""
+    files = _ARCHIVES.get(class_name, f"{class_name}/raw/{prefix}*-ubyte(.gz)")
+    return DataError(
+        f"data.name: the {part}{split} are not, or not whole, in {str(root)!r} and {str(cache)!r}, "
+        f"and {why}; put {files} into one of the two, or set data.path or $FEDOPT_DATA"
+    )
 
 
 def _read(make: Callable[..., Any], class_name: str, place: Path, origin: Path) -> Any | None:

@@ -159,10 +159,11 @@ def centre_of(page: Page, selector: str) -> tuple[float, float]:
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
+@pytest.mark.parametrize("count", [9, 12])
 def test_of_many_curves_the_one_whose_name_is_pointed_at_stands_out(
-    tmp_path: Path, opened: Opened
+    tmp_path: Path, opened: Opened, count: int
 ) -> None:
-    for number in range(12):
+    for number in range(count):
         records = [RoundRecord(n, [0], test_loss=number + 1 / n) for n in (1, 2)]
         sections = {"training": {"batch_size": number + 1}, "data": {"name": "own:load"}}
         write_run_at_work(tmp_path / f"{number:02}", *records, **sections)
@@ -171,7 +172,7 @@ def test_of_many_curves_the_one_whose_name_is_pointed_at_stands_out(
     page = opened.open((tmp_path / "page.html").as_uri(), **DESKTOP)
     data = "document.querySelector('#plot-curves').data"
     lines = f"{data}.map(({{ name, line }}) => [name, line.width, line.dash])"
-    name = "batch_size=12"
+    name = f"batch_size={count}"
     assert [name, 1, "solid"] in page.evaluate(lines)  # grey, as all but the first eight
     button = page.locator("#legend").get_by_role("button", name=name)
     for begin, end in ((button.hover, page.locator("h1").hover), (button.focus, button.blur)):

@@ -120,7 +120,7 @@ def test_ray_gives_the_same_bits_as_one_process(processes: Processes, rule: str)
     assert vector_in(folder) == vector_in(alone)
     assert evaluations_in(folder) == evaluations_in(alone)
     assert evaluations_in(folder)[-1]["spread"]["accuracy"]["clients"] == 3
-    assert rule != "autofed" or read_records(folder)[-1]["chosen"]["ramp_end"] == 10
+    assert rule != "autofed" or 0 < read_records(folder)[-1]["chosen"]["ramp_end"] < 16
 
 
 @pytest.mark.slow

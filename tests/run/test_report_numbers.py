@@ -383,7 +383,7 @@ def test_data_of_which_files_are_missing_are_not_downloaded(
     run_with(tmp_path / "a", measured(1, 0.5), data={"name": "mnist", "path": str(tmp_path)})
     why = report_of(tmp_path / "a").numbers["runs"][0]["why_no_labels"]
     assert "files of MNIST are not, or not whole, in" in why
-    assert "the download failed (not allowed here)" in why
+    assert "and nothing is downloaded here; put MNIST/raw/" in why
     assert asked == []
 
 

@@ -68,7 +68,7 @@
   // curves
   const unit = () => document.querySelector("input[name=x]:checked").value;
   const measure = () => numbers.measures.find((m) => m.name === place("measure").value);
-  const isNamed = (index) => numbers.colours.filter((own) => own === numbers.colours[index]).length === 1; // others share a grey
+  const isNamed = (index) => index < numbers.named; // the others share a grey
   const dashOf = (index) => (isNamed(index) ? index % DASHES.length : 0);
   const lineOf = (index) => ({ color: shown(numbers.colours[index]), dash: DASHES[dashOf(index)], width: isNamed(index) ? 2 : 1 });
   const traceOf = (points, index, found, more) => ({

@@ -75,6 +75,7 @@ class Report:
         self.numbers: dict[str, Any] = {
             "curves": [curve.name for curve in found.curves],
             "colours": colours_of(len(found.curves)),
+            "named": len(look.COLOURS),
             "alarm": look.ALARM,
             "measures": [panel(found, measure) for measure in measures_of(found)],
             "runs": [
