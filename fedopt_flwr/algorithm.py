@@ -121,6 +121,8 @@ class Algorithm(BaseModel):
     client_means: ClassVar[Mapping[str, str] | None] = None
     weighting: ClassVar[str] = "uniform"  # p_i where federation.weighting does not say
     unbiased_weights: ClassVar[bool] = False  # w_i = N p_i/S under uniform sampling, else p_i/Σp
+    # clients take the gradient of one minibatch at two points, under the same dropout
+    compares_points: ClassVar[bool] = False
     experimental: ClassVar[bool] = False  # said wherever the rule is shown
     # for `fedopt verify`: (own hyperparameters, other rule, its hyperparameters) that agree; like
     # every class attribute it is inherited, and None takes it back

@@ -48,6 +48,23 @@ def state(device: torch.device) -> tuple[Any, ...]:
     return random.getstate(), numpys[2:], numbers
 
 
+def taken(device: torch.device) -> tuple[Any, ...]:
+    """Return the generators' states, for `put_back`."""
+    of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    numpys = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), numpys, torch.get_rng_state(), of_device
+
+
+def put_back(device: torch.device, states: tuple[Any, ...]) -> None:
+    """Have the generators draw again what they drew after `taken`."""
+    own, numpys, torchs, of_device = states
+    random.setstate(own)
+    np.random.set_state(numpys)  # noqa: NPY002
+    torch.set_rng_state(torchs)
+    if of_device is not None:
+        torch.cuda.set_rng_state(of_device, device)
+
+
 def derive(seed: int, *purpose: str | int) -> int:
     """Return a seed in [0, 2**63) that depends on every part; 1 and "1" are different parts."""
     digest = hashlib.blake2b(repr((seed, *purpose)).encode(), digest_size=8).digest()

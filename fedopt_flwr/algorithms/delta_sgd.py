@@ -4,7 +4,8 @@ Kim, Toghani, Uribe, Kyrillidis: "Adaptive Federated Learning with Auto-Tuned Cl
 Algorithm 1 (reconstruction: the text could not be read): η_k = min{γ‖y_k − y_{k−1}‖/(2‖q_k −
 q_{k−1}‖), √(1 + δθ_{k−1}) η_{k−1}}, θ_k = η_k/η_{k−1}, q_k = ∇F(y_k; ξ_k); η₀ and θ₀ count at the
 first step of every round.
-Deviations: none; the two gradients are of two minibatches, as they come.
+Deviations: none; the two gradients are of two minibatches, as they come. A step along a zero
+gradient measured nothing and bounds nothing.
 Taken from `fedavg`: the server's half, where η_g is 1.
 Defaults, the paper's: γ = 2, δ = 0.1, η₀ = 0.2, θ₀ = 1. Nothing to tune.
 """
@@ -52,8 +53,8 @@ class DeltaSGD(Algorithm):
                 before = eta
                 changed = torch.linalg.vector_norm(q - q_before, dim=-1, keepdim=True)
                 length = torch.linalg.vector_norm(moved, dim=-1, keepdim=True)
-                # 0/0, where nothing moved or changed, is no bound
-                bound = (length * (self.smoothness_share / 2) / changed).nan_to_num(torch.inf)
+                bound = length * (self.smoothness_share / 2) / changed
+                bound = bound.where(length > 0, torch.inf)  # where nothing moved there is none
                 eta = torch.minimum(bound, (1 + self.growth * ratio).sqrt() * before)
                 ratio = (eta / before).nan_to_num(_FIRST_RATIO)
             q_before = q.clone()

@@ -26,6 +26,7 @@ class FedAvgWithMomentumVR(GradientStartRule):
     """y ← y − η(∇F(y;ξ) + (1−β)(g − ∇F(x⁻;ξ))), K times; g ← −Σ w_i Δ_i/(ηK_i); x ← x + η_g Δ̄."""
 
     name: ClassVar[str] = "fedavg_m_vr"
+    compares_points: ClassVar[bool] = True
     server_state: ClassVar[tuple[str, ...]] = ("model", "server_momentum", "previous_model")
     reduces_to = ({"momentum": 1.0}, "fedavg", {})
 

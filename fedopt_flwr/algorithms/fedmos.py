@@ -27,6 +27,7 @@ class FedMoS(Algorithm):
     b ← βb + Σ w_i Δ_i; x ← x + η_g b."""
 
     name: ClassVar[str] = "fedmos"
+    compares_points: ClassVar[bool] = True
     weighting: ClassVar[str] = "examples"
     unbiased_weights: ClassVar[bool] = True
     server_state: ClassVar[tuple[str, ...]] = ("model", "server_momentum")

@@ -15,15 +15,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from ..algorithm import (
-    Arrays,
-    ClientState,
-    Objective,
-    Reply,
-    ServerState,
-    mean_gradient,
-    weighted_sum,
-)
+from ..algorithm import Arrays, ClientState, Objective, Reply, ServerState, weighted_sum
 from ._gradient_start import GradientStartRule
 
 
@@ -32,6 +24,7 @@ class MBSTORM(GradientStartRule):
     g ← Σ w_i q_i + (1−β)g; x⁻ ← x; x ← x − η_g·ηK·g. Clients take no local steps."""
 
     name: ClassVar[str] = "mb_storm"
+    compares_points: ClassVar[bool] = True
     server_state: ClassVar[tuple[str, ...]] = ("model", "server_momentum", "previous_model")
     broadcast_names: ClassVar[tuple[str, ...]] = ("model", "previous_model")
     upload_names: ClassVar[tuple[str, ...]] = ("gradient_change",)
@@ -49,9 +42,14 @@ class MBSTORM(GradientStartRule):
     def client_update(
         self, received: Arrays, client_state: ClientState, objective: Objective
     ) -> tuple[Arrays, ClientState]:
-        before = mean_gradient(received["previous_model"], objective)
-        q = mean_gradient(received["model"], objective)  # last, so that buffers end at x
-        return {"gradient_change": q.sub_(before, alpha=1 - self.momentum)}, client_state
+        x, x_prev = received["model"], received["previous_model"]
+        before, q = x.new_zeros(x.shape), x.new_zeros(x.shape)
+        for batch in objective.batches():
+            before.add_(objective.gradient(x_prev, batch))
+            q.add_(objective.gradient(x, batch))  # last, so that buffers end at x
+        before.div_(objective.num_steps)
+        q.div_(objective.num_steps).sub_(before, alpha=1 - self.momentum)
+        return {"gradient_change": q}, client_state
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         x, g = state["model"], state["server_momentum"]

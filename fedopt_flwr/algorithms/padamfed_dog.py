@@ -60,20 +60,27 @@ class PAdaMFedDoG(PAdaMFed):
 
     def at_round(self, state: ServerState, number: int) -> Self:
         eta = self.client_learning_rate
-        gamma, steps = self.report(state, number)["gamma"], state.plan.mean_local_steps
+        gamma, steps = self._movement(state, number), state.plan.mean_local_steps
         if eta is None:
             eta = gamma / (steps * math.sqrt(self.momentum))
         eta_g = self.server_learning_rate or gamma / (eta * steps)
         rates = {"client_learning_rate": eta, "server_learning_rate": eta_g, "step_scale": 1.0}
         return self.model_copy(update=rates)
 
-    def report(self, state: ServerState, number: int) -> dict[str, float]:
-        distance, squares = float(state["distance"]), float(state["squared_gradients"])
-        gamma = distance
+    def _movement(self, state: ServerState, number: int) -> float:
+        """Return γ_t."""
+        gamma, squares = float(state["distance"]), float(state["squared_gradients"])
         if squares > 0:  # not before the second round
             horizon = state.plan.num_rounds
-            gamma = distance / math.sqrt(squares) * (1 - (min(number, horizon) - 1) / horizon)
-        return {"gamma": self.step_scale * gamma, "distance": distance}
+            gamma *= (1 - (min(number, horizon) - 1) / horizon) / math.sqrt(squares)
+        return self.step_scale * gamma
+
+    def report(self, state: ServerState, number: int) -> dict[str, float]:
+        rule, gamma = self.at_round(state, number), self._movement(state, number)
+        if self.server_learning_rate is not None:
+            rates = rule.derived("client_learning_rate") * self.server_learning_rate
+            gamma = rates * state.plan.mean_local_steps
+        return {"gamma": gamma, "distance": float(state["distance"])}
 
     def server_update(self, state: ServerState, replies: Sequence[Reply]) -> ServerState:
         eta, x0 = self.derived("client_learning_rate"), state["initial_model"]

@@ -26,6 +26,7 @@ class PAdaMFedVR(PAdaMFed):
     g as PAdaMFed ("printed") or g ← Σ w_i ū_i, ū_i the mean of the client's u ("proved")."""
 
     name: ClassVar[str] = "padamfed_vr"
+    compares_points: ClassVar[bool] = True
     server_state: ClassVar[tuple[str, ...]] = (*PAdaMFed.server_state, "previous_model")
     broadcast_names: ClassVar[tuple[str, ...]] = ("model", "previous_model", "direction")
     reduces_to = (

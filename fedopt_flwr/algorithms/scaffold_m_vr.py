@@ -25,6 +25,7 @@ class ScaffoldMVR(GradientVariateRule):
     g ← −Σ w_i Δ_i/(ηK_i); c ← c + Σ p_i (c_i⁺ − c_i)."""
 
     name: ClassVar[str] = "scaffold_m_vr"
+    compares_points: ClassVar[bool] = True
     server_state: ClassVar[tuple[str, ...]] = (
         "model",
         "control_variate",

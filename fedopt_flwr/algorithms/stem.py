@@ -31,6 +31,7 @@ class STEM(GradientStartRule):
     ȳ, ū are the means of y and u; x = ȳ − ηū; clients begin at y = x, y_prev = x + ηū, u = ū."""
 
     name: ClassVar[str] = "stem"
+    compares_points: ClassVar[bool] = True
     broadcast_names: ClassVar[tuple[str, ...]] = ("model", "direction")
     upload_names: ClassVar[tuple[str, ...]] = ("delta", "direction")
 

@@ -281,6 +281,7 @@ class FederatedClient(NumPyClient):
             instruction.local_learning_rate if instruction.phase == "train" else 0.0,
             instruction.micro_batch_size,
             instruction.precision,
+            compares_points=rule_of(instruction).compares_points,
         )
 
     def evaluate(

@@ -22,7 +22,8 @@ def rate_factor(
     cosine: ½(1 + cos(π(t−1)/T)); inverse_sqrt: 1/√t; step: step_factor once every step_rounds.
     """
     if schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * (number - 1) / num_rounds))
+        done = min(number, num_rounds) - 1  # a loop of one's own may run on behind T
+        return 0.5 * (1 + math.cos(math.pi * done / num_rounds))
     if schedule == "inverse_sqrt":
         return 1 / math.sqrt(number)
     if schedule == "step":
@@ -31,12 +32,13 @@ def rate_factor(
 
 
 def changed_numbers(rule: Algorithm, of_round: Algorithm) -> dict[str, float]:
-    """Return the numeric hyperparameters in which a round differs from the run."""
-    before = rule.model_dump()
+    """Return the numeric hyperparameters in which a round differs from the run; a scale of steps
+    has its part in their rates."""
+    before = rule.model_dump(exclude={"step_scale"})
     return {
         name: value
         for name, value in of_round.model_dump().items()
-        if isinstance(value, float) and value != before[name]
+        if isinstance(value, float) and name in before and value != before[name]
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import randomness
 from ..data import ClientData
 from .calling import (
     Loss,
@@ -87,7 +88,9 @@ class ModelObjective:
     is above 0, plus weight_decay · y, and with `gradient_momentum` above 0 the sum of all such
     gradients of the round so far, each older one multiplied by it once more (as torch.optim.SGD
     does after clip_grad_norm_). The n-th gradient of a batch continues the n-th of the batch
-    before, so that rules which compare two points have a sum for each. Local parameters take one
+    before, so that rules which compare two points have a sum for each. With `compares_points` all
+    gradients of a batch see the same draws of the generators, as of dropout, and the same buffers,
+    which end as the last of them leaves them. Local parameters take one
     step of plain SGD a batch, along its last gradient, with weight decay and nothing else, after
     all gradients of that batch. `mean_loss` is the mean
     minibatch loss weighted by examples, over all gradients taken so far of batches in which any
@@ -111,6 +114,8 @@ class ModelObjective:
         local_learning_rate: float = 0.0,
         micro_batch_size: int = 0,
         precision: str = "float32",
+        *,
+        compares_points: bool = False,
     ) -> None:
         self._model = model
         self._micro_batch_size = micro_batch_size
@@ -125,6 +130,8 @@ class ModelObjective:
         self._seed = seed
         self._sums: list[Tensor] = []  # of local momentum
         self._place = 0  # of the next gradient among those of this batch
+        self._compares_points = compares_points
+        self._at_first: tuple[Any, dict[str, Tensor]]  # generators and buffers, as a batch begins
         self._local_step: Tensor | None = None  # of the local parameters, at a batch's end
         self._losses: list[_Mean] = []
         model.module.train()
@@ -172,16 +179,28 @@ class ModelObjective:
         return step.add_(self._model.local_vector, alpha=decay)
 
     def gradient(self, y: Tensor, batch: list[_Part]) -> Tensor:
+        place, self._place = self._place, self._place + 1
+        if self._compares_points:
+            self._see_what_the_first_saw(place)
         gradient = self._regularised(self._loss_gradient(y, batch, len(batch)))
         if self._local_learning_rate:
             self._local_step = self._next_local_step()
         if not self._gradient_momentum:
             return gradient
-        if self._place == len(self._sums):
+        if place == len(self._sums):
             self._sums.append(torch.zeros_like(gradient))
-        total = self._sums[self._place].mul_(self._gradient_momentum).add_(gradient)
-        self._place += 1
+        total = self._sums[place].mul_(self._gradient_momentum).add_(gradient)
         return gradient.copy_(total)
+
+    def _see_what_the_first_saw(self, place: int) -> None:
+        model = self._model
+        if place == 0:
+            self._at_first = randomness.taken(model.device), model.read_buffers()
+            return
+        generators, buffers = self._at_first
+        randomness.put_back(model.device, generators)
+        if buffers:
+            model.write_buffers(buffers)
 
     @property
     def last_loss(self) -> Tensor:

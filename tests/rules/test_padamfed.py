@@ -99,6 +99,17 @@ def test_padamfed_dog_records_its_step_and_its_distance() -> None:
     assert eta == pytest.approx(chosen[3]["gamma"] / (4 * 0.3**0.5))
 
 
+def test_padamfed_dog_records_the_step_that_it_takes() -> None:
+    given = {"client_learning_rate": 0.1, "server_learning_rate": 2.0}
+    for options in (given, {"step_scale": 3.0}):
+        config = softmax_config("padamfed_dog", **options)
+        result = simulate(config, model=linear_model, client_data=SOFTMAX_DATA)
+        chosen = [record.chosen for record in result.rounds if record.round > 0]
+        assert all("step_scale" not in found for found in chosen)
+        if options is given:
+            assert [found["gamma"] for found in chosen] == [pytest.approx(0.2 * 4)] * len(chosen)
+
+
 @pytest.mark.slow
 def test_the_proved_momentum_rule_falls_at_the_theorems_rate(
     monkeypatch: pytest.MonkeyPatch,

@@ -105,6 +105,14 @@ def test_delta_sgd_steps_by_the_curvature_that_it_measures() -> None:
     assert run.x.tolist() == pytest.approx([0.0], abs=1e-7)
 
 
+def test_delta_sgd_goes_on_after_a_batch_without_a_gradient() -> None:
+    run = on_toys(DeltaSGD(), 1.0, [bowl([0.0, 1.0, 1.0])])
+    run.round([0])  # its steps grow, as nothing was measured that bounds them
+    second = 0.2 * math.sqrt(1.1)
+    third = second * math.sqrt(1 + 0.1 * math.sqrt(1.1))
+    assert run.x.tolist() == pytest.approx([(1 - second) * (1 - third)])
+
+
 def test_autofed_doubles_its_length_while_the_loss_falls_along_its_movements() -> None:
     run = on_slopes(AutoFed(), [1.0], [[1.0], [1.0]])
     lengths = []

@@ -37,6 +37,7 @@ def test_schedules_by_hand() -> None:
     section = ScheduleSection(step_rounds=3, step_factor=0.5)
     cosine = [rate_factor("cosine", section, t, 4) for t in (1, 2, 3, 4)]
     assert cosine == pytest.approx([1, 0.5 + 0.5 * 0.5**0.5, 0.5, 0.5 - 0.5 * 0.5**0.5])
+    assert [rate_factor("cosine", section, t, 4) for t in (5, 9)] == [cosine[-1]] * 2
     assert [rate_factor("step", section, t, 9) for t in (1, 3, 4, 7)] == [1, 1, 0.5, 0.25]
     assert rate_factor("inverse_sqrt", section, 4, 9) == 0.5
     assert rate_factor("constant", section, 4, 9) == 1

@@ -18,16 +18,18 @@ from helpers import (
     softmax_clients,
 )
 from streams import served
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from fedopt_flwr import ConfigError, FedoptError, ModelError, clients, resume, simulate, strategies
-from fedopt_flwr.algorithms import ALGORITHMS
+from fedopt_flwr.algorithms import ALGORITHMS, MBSTORM
+from fedopt_flwr.data import as_client_data
 from fedopt_flwr.engines.in_process import run_in_process
 from fedopt_flwr.engines.pairs import run_pair
 from fedopt_flwr.flower import MemoryStates
 from fedopt_flwr.training.flat_model import LOCAL_PARAMETERS, FlatModel
+from fedopt_flwr.training.objective import ModelObjective
 
 RULES = (
     "scaffold_m",
@@ -274,6 +276,34 @@ def test_in_ones_own_app_clients_report_their_own_model_too() -> None:
     last = [own for _, own in seen[-1]]
     assert min(own["own_metric"] for own in last) > 0.8
     assert np.mean([own["metric"] for own in last]) < 0.7
+
+
+def test_heads_take_a_step_a_batch_under_mb_storm() -> None:
+    """F = x·h with x = x⁻ = 1, K = 2 and a rate of 0.1: h is 1, then 0.9, and 0.8 at the end."""
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x, self.head = (nn.Parameter(torch.ones(1)) for _ in range(2))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs * self.x * self.head
+
+    model = FlatModel(Product(), local=["head"])
+    data = as_client_data(TensorDataset(torch.ones(1, 1), torch.zeros(1, 1)))
+    objective = ModelObjective(
+        model,
+        lambda outputs, targets: outputs.mean(),
+        data,
+        [torch.tensor([0])] * 2,
+        local_learning_rate=0.1,
+        compares_points=True,
+    )
+    one = torch.ones(1)
+    rule = MBSTORM(client_learning_rate=0.1, momentum=0.2)
+    upload, _ = rule.client_update({"model": one, "previous_model": one}, {}, objective)
+    assert upload["gradient_change"].item() == pytest.approx(0.95 - 0.8 * 0.95)
+    assert model.local_vector.item() == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("rule", ["fedmos", "stem", "fedavg_m_vr", "scaffold_m_vr"])
