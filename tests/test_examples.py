@@ -106,7 +106,11 @@ def test_your_own_model_learns_its_sensors(tmp_path: Path) -> None:
 def test_a_custom_algorithm_from_outside_the_package_trains_in_processes_too(
     tmp_path: Path,
 ) -> None:
-    config = str(EXAMPLES / "custom_algorithm" / "federation.toml")
+    # in a module whose name is not the rule's
+    text = (EXAMPLES / "custom_algorithm" / "federation.toml").read_text()
+    shutil.copy(EXAMPLES / "custom_algorithm" / "sign_fedavg.py", tmp_path / "own_rules.py")
+    (tmp_path / "federation.toml").write_text(text.replace("sign_fedavg:", "own_rules:"))
+    config = "federation.toml"
     fedopt("simulate", config, "--set", "output.directory=alone", cwd=tmp_path)
     fedopt("launch", config, "--processes", "2", "--set", "output.directory=many", cwd=tmp_path)
     alone, many = (tmp_path / name / "model.safetensors" for name in ("alone", "many"))

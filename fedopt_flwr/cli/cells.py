@@ -19,7 +19,7 @@ from ..config.run_config import RunConfig
 from ..config.text import read_toml
 from ..errors import ConfigError, FedoptError, FedoptWarning
 from ..run.checkpoints import has_checkpoint
-from ..run.directory import RunDirectory
+from ..run.directory import MODEL, RunDirectory
 from ..run.experiment import Experiment
 from ..run.reading import CONFIG, SUMMARY, read_finished
 from ..run.result import Outcome
@@ -73,16 +73,21 @@ def finished(config: RunConfig) -> Outcome | None:
     if directory is None or not (directory / CONFIG).exists():
         return None
     there = RunConfig(**read_toml(directory / CONFIG))
-    if there.with_values({"output.trackers": []}) != config.with_values({"output.trackers": []}):
+    if _of_the_result(there) != _of_the_result(config):
         raise ConfigError(
             f"output.directory: {str(directory)!r} holds a run of another configuration; name "
             "another folder, or remove this one"
         )
-    if (directory / SUMMARY).exists():
+    if all((directory / name).exists() for name in (SUMMARY, MODEL)):
         return read_finished(directory)
     if not has_checkpoint(directory):
         RunDirectory(directory).remove_run()
     return None
+
+
+def _of_the_result(config: RunConfig) -> dict[str, Any]:
+    """Return what makes a run another one; its folder may have been renamed."""
+    return config.with_values({"output.trackers": [], "output.directory": "."}).to_dict()
 
 
 def run_side_by_side(

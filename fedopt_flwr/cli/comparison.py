@@ -70,7 +70,7 @@ def run_comparison(asked: Comparison, *, workers: int, jobs: int) -> None:
     seeds = asked.seeds or [base.federation.seed]
     cells = _cells(configs, seeds, directory, named_by_seed=bool(asked.seeds))
     _require_ours(directory, cells)
-    found = _run_all(cells, workers, jobs)
+    found = _run_all(cells, workers, jobs, directory)
     ended = {label: [found[label, seed] for seed in seeds] for label in configs}
     rows = [result_row(label, runs, asked.targets) for label, runs in ended.items()]
     print_results(rows, asked.targets)
@@ -117,7 +117,10 @@ def _require_ours(directory: Path, cells: Mapping[Cell, RunConfig]) -> None:
     )
 
 
-def _run_all(cells: Mapping[Cell, RunConfig], workers: int, jobs: int) -> dict[Cell, Outcome | str]:
+def _run_all(
+    cells: Mapping[Cell, RunConfig], workers: int, jobs: int, directory: Path
+) -> dict[Cell, Outcome | str]:
+    advice = f"to continue give the same command with --set output.directory={directory}"
     ended: dict[Cell, Outcome | str] = {}
     for cell, config in cells.items():
         before = finished(config)
@@ -127,7 +130,7 @@ def _run_all(cells: Mapping[Cell, RunConfig], workers: int, jobs: int) -> dict[C
         print(f"{len(ended)} of {len(cells)} runs were finished before and are taken as they are")
     left = {cell: config for cell, config in cells.items() if cell not in ended}
     if jobs == 1:
-        return ended | _one_by_one(left, workers)
+        return ended | _one_by_one(left, workers, advice)
 
     told: set[str] = set()
     if left:
@@ -142,7 +145,11 @@ def _run_all(cells: Mapping[Cell, RunConfig], workers: int, jobs: int) -> dict[C
             told.add(text)
         print(f"{len(ended)}/{len(cells)}  {name}: {_in_short(outcome)}", flush=True)
 
-    run_side_by_side(left, jobs=jobs, workers=workers, on_end=tell)
+    try:
+        run_side_by_side(left, jobs=jobs, workers=workers, on_end=tell)
+    except KeyboardInterrupt:
+        errors_console().print(f"stopped; {advice}", markup=False, soft_wrap=True)
+        raise
     return ended
 
 
@@ -154,14 +161,17 @@ def _in_short(outcome: Outcome | str) -> str:
     return f"{measured} in {outcome.summary['seconds']:.1f} s"
 
 
-def _one_by_one(cells: Mapping[Cell, RunConfig], workers: int) -> dict[Cell, Outcome | str]:
+def _one_by_one(
+    cells: Mapping[Cell, RunConfig], workers: int, advice: str
+) -> dict[Cell, Outcome | str]:
     configs = {seed: config for (_, seed), config in cells.items()}
     data = lru_cache(maxsize=1)(lambda seed: load_federated_data(configs[seed]))
     ended: dict[Cell, Outcome | str] = {}
     for (label, seed), config in cells.items():
         # a model or data that cannot be used is every cell's problem: it ends the command
         experiment = Experiment(config, data=data(seed))
-        with RunDisplay(config.output.directory, shows_setting=not ended) as display:
+        directory = config.output.directory
+        with RunDisplay(directory, shows_setting=not ended, how_to_continue=advice) as display:
             run = partial(train, config, workers, display, experiment)
             ended[label, seed] = outcome = attempt(config, run)
         if isinstance(outcome, str):
@@ -178,6 +188,7 @@ def _write_results(
 ) -> None:
     subject = subject_of(configs)
     try:
+        directory.mkdir(parents=True, exist_ok=True)  # where no run came as far as its own
         text = json.dumps(as_json(rows), indent=2) + "\n"
         (directory / "comparison.json").write_text(text, encoding="utf-8")
         _draw_curves(directory / CURVES, ended, asked, configs)

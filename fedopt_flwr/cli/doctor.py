@@ -127,9 +127,13 @@ def _configuration(config: RunConfig) -> str:
     from ..data import load_test_data
     from ..flower.sizes import require_messages_fit
     from ..run.experiment import Experiment
+    from ..run.needs import require_what_is_asked
 
     data = load_test_data(config) if config.federation.is_open else None  # as a server does
+    if config.output.directory is None:  # a run gets one
+        config = config.with_values({"output.directory": "runs/new"})
     experiment = Experiment(config, data=data)
+    require_what_is_asked(experiment)
     rule = experiment.rule
     model = experiment.model
     down, up = require_messages_fit(rule, model, config)

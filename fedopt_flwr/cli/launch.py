@@ -18,6 +18,7 @@ from .options import (
     Settings,
     config_of_run,
     require_alone,
+    require_one_name,
     usable_cores,
 )
 
@@ -36,6 +37,7 @@ def launch(
     """Start a server and client processes on this machine, and end them all."""
     changed = [*(settings or [])]
     changed += [] if clients is None else [f"federation.num_clients={clients}"]
+    require_one_name(algorithm, changed)
     changed += [as_setting("algorithm.name", algorithm)] if algorithm else []
     if resume is None:
         run_config = config_of_run(config, None, changed)
@@ -65,7 +67,7 @@ def launch(
             roster=display.roster,
             checkpoint=checkpoint,
         )
+    targets = [Target("test_accuracy", value) for value in (0.8, 0.9)]
     with contextlib.suppress(OSError):  # a full disk; the run is done
-        targets = [Target("test_accuracy", value) for value in (0.8, 0.9)]
-    print_results([result_row(run_config.algorithm.name, [result], targets)], targets)
+        print_results([result_row(result.summary["algorithm"], [result], targets)], targets)
     display.finish(result)

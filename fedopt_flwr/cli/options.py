@@ -50,10 +50,16 @@ AlgorithmName = Annotated[
 ]
 
 
+def require_one_name(algorithm: str | None, settings: Sequence[str]) -> None:
+    """Raise ConfigError if the rule is named twice."""
+    keys = [setting.partition("=")[0].strip() for setting in settings]
+    if algorithm and "algorithm.name" in keys:
+        raise ConfigError("--algorithm and --set algorithm.name: give one of the two")
+
+
 def configured(path: Path | None, algorithm: str | None, settings: list[str] | None) -> RunConfig:
     """Read a run's configuration."""
-    if algorithm and any(setting.startswith("algorithm.name=") for setting in settings or []):
-        raise ConfigError("--algorithm and --set algorithm.name: give one of the two")
+    require_one_name(algorithm, settings or [])
     named = {"algorithm.name": algorithm} if algorithm else {}
     return RunConfig.from_file(path, settings or [], named)
 

@@ -45,12 +45,20 @@ _CHANGES = {  # of the clients of an open federation
 class RunDisplay:
     """Shows one run; a `Listener`."""
 
-    def __init__(self, directory: Path | None = None, *, shows_setting: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        shows_setting: bool = True,
+        how_to_continue: str = "",
+    ) -> None:
         self._console = steady_console(sys.stdout)
         self._shows_setting = shows_setting  # else the rule alone
         self._progress: Progress | None = None
         self._num_rounds = 0
+        self._how_to_continue = how_to_continue  # once it was stopped; "": as any run
         self._last_round: int | None = None
+        self._round_before: int | None = None  # before the first one that is shown
         self._directory = directory
         self._meanwhile = contextlib.ExitStack()
         self._log: logging.Handler | None = None  # of a run that began in a directory
@@ -76,6 +84,8 @@ class RunDisplay:
 
     def _how_to_resume(self) -> str:
         when = f"after round {self._last_round}" if self._last_round else "before a round was over"
+        if self._how_to_continue:
+            return f"{when}; {self._how_to_continue}"
         if self._directory is not None and has_checkpoint(self._directory):
             return f"{when}; continue with --resume {self._directory}"
         return f"{when}; without a checkpoint (output.checkpoint_every) it cannot be resumed"
@@ -147,6 +157,8 @@ class RunDisplay:
     def on_round(self, record: RoundRecord) -> None:
         """Move the bar, or print a line now and then; changes and errors of clients always."""
         self._last_round = record.round
+        if self._round_before is None:
+            self._round_before = max(record.round - 1, 0)
         for what, ids in record.members.items():
             names = ", ".join(map(str, ids))
             self._print(f"round {record.round}: {_CHANGES[what]}: {names}")
@@ -169,7 +181,7 @@ class RunDisplay:
         every = max(1, self._num_rounds // _LINES)
         if record.round % every == 0 or record.round == self._num_rounds:
             elapsed = time.monotonic() - self._started
-            done = max(record.round, 1)
+            done = max(record.round - self._round_before, 1)
             remaining = elapsed / done * (self._num_rounds - record.round)
             number = f"round {record.round}/{self._num_rounds}"
             self._print(f"{number}  {_state(record)}  ETA {remaining:.0f} s")
@@ -263,7 +275,7 @@ def _no_momentum(rule: Algorithm, plan: Plan, given: Algorithm | None) -> str:
 def _measured(accuracy: float | None, metric: float | None) -> str:
     if metric is None:
         return ""
-    return f"{'metric' if accuracy is None else 'accuracy'} {metric:.4f}"
+    return f"{'accuracy' if metric == accuracy else 'metric'} {metric:.4f}"  # else it is beside it
 
 
 def on_clients_text(found: Mapping[str, Any]) -> str:

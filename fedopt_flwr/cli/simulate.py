@@ -46,6 +46,11 @@ def simulate(
     """Train in this process, or with Ray on this machine or a cluster."""
     if engine == "ray" and (workers > 1 or resume is not None):
         raise ConfigError("--engine ray: knows neither --workers nor --resume; leave them out")
+    if engine != "ray" and (cpus_per_client, gpus_per_client) != (1, 0):
+        raise ConfigError(
+            "--cpus-per-client, --gpus-per-client: only with --engine ray; give that, or leave "
+            "them out"
+        )
     if ray_address is not None:
         _require_cluster(engine, ray_address)
     train: Callable[..., Any]

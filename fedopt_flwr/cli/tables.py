@@ -28,14 +28,14 @@ _MEANS = (
 def result_row(
     name: str, ended: Sequence[Outcome | str], targets: Sequence[Target]
 ) -> dict[str, Any]:
-    """Return means over the seeds, and the standard deviation of the final accuracy.
+    """Return means over the seeds, and the standard deviation of the final main metric.
 
     Where a run failed, which is then text instead of an outcome, there are no means.
     """
     errors = [run for run in ended if isinstance(run, str)]
     runs = [] if errors else [run for run in ended if not isinstance(run, str)]
     summaries = [run.summary for run in runs]
-    finals = [s["final_test_accuracy"] for s in summaries if s["final_test_accuracy"] is not None]
+    finals = [s["final_test_metric"] for s in summaries if s["final_test_metric"] is not None]
     return {
         "algorithm": name,
         "seeds": len(ended),
@@ -113,7 +113,10 @@ def print_results(rows: list[dict[str, Any]], targets: Sequence[Target]) -> None
 def _cells(rows: list[dict[str, Any]], targets: Sequence[Target]) -> Iterator[dict[str, str]]:
     """Yield each row's cells by their headings, the same in all rows."""
     ran = [row for row in rows if row["error"] is None]
-    has_accuracy = not ran or any(row["final_test_accuracy"] is not None for row in ran)
+    # it may be measured beside another main metric
+    has_accuracy = not ran or any(
+        row["final_test_metric"] == row["final_test_accuracy"] is not None for row in ran
+    )
     more = list(dict.fromkeys(name for row in ran for name in row["metrics"]))
     more = [name for name in more if name != "accuracy"] if has_accuracy else more[1:]
     on_clients = any(row["on_clients"] for row in ran)

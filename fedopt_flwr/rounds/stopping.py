@@ -32,7 +32,7 @@ class Stopping:
         self._started = time.monotonic()
         for record in records:
             self.hear(record)
-        self._seconds_before = sum(record.seconds for record in records)
+        self._seconds_before = sum(r.seconds + (r.evaluation_seconds or 0.0) for r in records)
         if records:
             self._look_at_budgets(records[-1].round)
 

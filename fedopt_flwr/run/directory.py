@@ -211,11 +211,11 @@ class RunDirectory:
         """Write the summary and the model; neither holds a time, an engine or a version's name."""
 
         def write() -> None:
-            with replacing(self.path / SUMMARY) as file:
-                file.write(json.dumps(as_json(summary), indent=2).encode() + b"\n")
             with replacing(self.path / MODEL) as file:
                 file.write(tensor_bytes(plain_state(model)))
             write_pretrained(model, self.path)
+            with replacing(self.path / SUMMARY) as file:  # last: it says that all is there
+                file.write(json.dumps(as_json(summary), indent=2).encode() + b"\n")
 
         with self._writing("results"):
             _while_files_are_short(write)

@@ -82,6 +82,8 @@ def _require_unchanged(config: RunConfig, checkpoint: Checkpoint, source: str) -
     """Raise ConfigError for every key that decides the result and differs from the run's."""
     now = _flat(config.to_dict())
     then = _flat(checkpoint.config)
+    with contextlib.suppress(ConfigError):  # keys that were added since have their defaults
+        then = _flat(RunConfig(**checkpoint.config).to_dict())
     # data that may lie elsewhere by now is known by its digest
     free = _MAY_CHANGE | ({"data.path"} if TRAINING in checkpoint.origin.data else set())
     changed = [

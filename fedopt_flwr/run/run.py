@@ -287,6 +287,9 @@ class Run:
         if (warm_up := self._warm_up_rounds()) is not None:
             summary["warmup_rounds"] = warm_up
         summary |= self._stopping.summary() | self._final_evaluation()
+        accuracies = [summary[f"{which}_test_accuracy"] for which in ("best", "final")]
+        known = [value for value in accuracies if value is not None]
+        summary["best_test_accuracy"] = max(known, default=None)
         before = self._checkpoint.server.round if self._checkpoint else 0
         result = Result(
             parameters=vector,

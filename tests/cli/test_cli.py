@@ -238,6 +238,9 @@ def test_doctor_reports_and_its_code_says_whether_a_run_would_start(in_process: 
     assert bad.returncode == 1
     assert "problem" in bad.stdout
     assert "data.path: '/nowhere' is not a folder" in bad.stdout
+    bad = in_process("doctor", "--set", "stop.metric=f1")
+    assert bad.returncode == 1
+    assert "stop.metric: unknown 'f1'" in bad.stdout
 
 
 def test_doctor_judges_a_site_by_its_own_data(
@@ -359,6 +362,12 @@ def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
         ),
         (["server", "--insecure", "--resume", "gone"], ["--resume: 'gone' is not a folder"]),
         (["doctor", "gone.toml"], ["config file: 'gone.toml' is not a file"]),
+        *(
+            ([verb, "--algorithm", "fedavg", "--set", given], ["give one of the two"])
+            for verb in ("simulate", "launch")
+            for given in ("algorithm.name=scaffold", "algorithm.name = scaffold")
+        ),
+        (["simulate", "--gpus-per-client", "1"], ["--gpus-per-client: only with --engine ray"]),
         (["client", "--client-id", "1"], ["--ca: give the CA", "or --insecure"]),
         (["client", "--client-id", "1", "--ca", "no.pem"], ["--ca: 'no.pem' holds no certificate"]),
         (

@@ -122,6 +122,26 @@ def test_a_metric_of_ones_own_is_shown(tmp_path: Path) -> None:
     assert (header[1], row[1]) == ("metric", "0.1250")
 
 
+def test_accuracy_beside_another_metric_is_not_taken_for_it(
+    tmp_path: Path, in_process: InProcess
+) -> None:
+    settings = ["model.metric=f1", "evaluation.metrics=['accuracy']", "output.directory=out"]
+    own = [part for setting in settings for part in ("--set", setting)]
+    result = in_process("compare", "--algorithms", "fedavg", *own, *QUICK)
+    assert result.returncode == 0, result.stderr
+    summary = json.loads((tmp_path / "out" / "fedavg" / "summary.json").read_text())
+    f1, accuracy = (f"{summary['final_test_metrics'][name]:.4f}" for name in ("f1", "accuracy"))
+    assert f1 != accuracy
+    assert f"metric {f1}  ETA" in result.stdout
+    header, row = (
+        [cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")]
+        for line in result.stdout.splitlines()
+        if "algorithm" in line or "│ fedavg" in line
+    )
+    shown = dict(zip(header, row, strict=True))
+    assert (shown["metric"], shown["accuracy"]) == (f1, accuracy)
+
+
 def test_help_shows_sections_in_brackets(tmp_path: Path) -> None:
     shown = " ".join(fedopt("compare", "--help", cwd=tmp_path).stdout.split())
     assert "the file's [algorithm] belong to the rule that it names" in shown

@@ -86,6 +86,44 @@ def test_finished_runs_are_not_run_again(tmp_path: Path, in_process: InProcess) 
     refused(broken, "the run in 'out/fedavg-seed0' cannot be read", "remove it")
 
 
+def test_a_comparison_of_a_file_is_continued(tmp_path: Path, in_process: InProcess) -> None:
+    text = "[federation]\nnum_rounds = 1\n[model]\noptions = {hidden = [4]}\n"
+    (tmp_path / "run.toml").write_text(text)
+    asked = ["compare", "run.toml", "--algorithms", "fedavg,fedprox"]
+    first = in_process(*asked, *OUT)
+    assert first.returncode == 0, first.stderr
+    again = in_process(*asked, "--set", f"output.directory={tmp_path}/out")
+    assert again.returncode == 0, again.stderr
+    assert "2 of 2 runs were finished before" in again.stdout
+    (tmp_path / "out").rename(tmp_path / "renamed")
+    model = tmp_path / "renamed" / "fedprox" / "model.safetensors"
+    model.unlink()  # as where the disk was full
+    last = in_process(*asked, "--set", "output.directory=renamed")
+    assert last.returncode == 0, last.stderr
+    assert "1 of 2 runs were finished before" in last.stdout
+    assert model.exists()
+
+
+def test_what_stops_every_run_is_said(tmp_path: Path, in_process: InProcess) -> None:
+    failed = in_process("compare", "--algorithms", "fedavg", *OUT, "--set", "stop.metric=f1")
+    assert failed.returncode == 1
+    assert "fedavg: stop.metric: unknown 'f1'" in failed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_comparison_that_is_stopped_says_how_to_continue(tmp_path: Path, jobs: str) -> None:
+    rounds = ["--set", "federation.num_rounds=100000"]
+    command = [*FEDOPT, "compare", "--algorithms", "fedavg,fedprox", *rounds, "--jobs", jobs]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as run:
+        wait_until(lambda: any(tmp_path.glob("runs/*/fedavg/rounds.jsonl")), 60)
+        run.send_signal(signal.SIGINT)
+        _, errors = run.communicate(timeout=60)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert run.returncode == 130
+    assert f"give the same command with --set output.directory=runs/{folder.name}" in errors
+
+
 def test_a_folder_with_other_things_is_refused(tmp_path: Path, in_process: InProcess) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "letter.txt").write_text("dear")

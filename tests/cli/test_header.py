@@ -6,7 +6,8 @@ import pytest
 from helpers import make_plan
 
 from fedopt_flwr.algorithms import ALGORITHMS
-from fedopt_flwr.cli.show import hyperparameter_text
+from fedopt_flwr.cli.show import RunDisplay, hyperparameter_text
+from fedopt_flwr.rounds.record import RoundRecord
 
 pytestmark = pytest.mark.filterwarnings("ignore:algorithm.momentum")
 
@@ -45,3 +46,17 @@ def test_padamfed_says_how_far_its_steps_lead() -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_other_rules_say_nothing_of_it(name: str) -> None:
     assert ("no momentum" in text_of(name, 1)) is (name in ("padamfed", "padamfed_vr"))
+
+
+def test_the_time_that_is_left_of_a_resumed_run_is_of_its_own_pace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("fedopt_flwr.cli.show.time.monotonic", lambda: clock[0])
+    display = RunDisplay()
+    display._num_rounds = 1000
+    display._started = 0.0
+    for number in range(801, 901):
+        clock[0] += 10.0
+        display.on_round(RoundRecord(number))
+    assert "round 900/1000    ETA 1000 s" in capsys.readouterr().out

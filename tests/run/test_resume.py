@@ -9,6 +9,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from fedopt_flwr.data import FederatedData, as_client_data, fingerprint
 from fedopt_flwr.data.client_data import DatasetData
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.run.directory import RunDirectory
-from fedopt_flwr.run.resuming import read_run, require_same_clients
+from fedopt_flwr.run.resuming import _require_unchanged, read_run, require_same_clients
 
 
 class Stop(Exception):
@@ -386,3 +387,16 @@ def test_data_that_lies_elsewhere_by_now_is_gone_on_with(tmp_path: Path) -> None
     file = tmp_path / "run" / "config.toml"
     file.write_text(file.read_text().replace(str(tmp_path / "mine"), str(tmp_path / "moved")))
     assert np.array_equal(resume(tmp_path / "run").parameters, whole.parameters)
+
+
+def test_a_key_that_is_newer_than_the_checkpoint_has_its_default() -> None:
+    """Both a run's config.toml and its checkpoint lack it."""
+    config = RunConfig()
+    old = config.to_dict()
+    del old["training"]["precision"]
+    checkpoint: Any = SimpleNamespace(config=old, origin=SimpleNamespace(data={}))
+    _require_unchanged(config, checkpoint, "config.toml")
+    with pytest.raises(ConfigError, match=r"training\.precision is 'bf16' .* with 'float32'"):
+        _require_unchanged(
+            config.with_values({"training.precision": "bf16"}), checkpoint, "config.toml"
+        )

@@ -69,7 +69,7 @@ def test_budgets_end_a_run() -> None:
     stopping = Stopping(StopSection(max_seconds=60))
     stopping.catch_up([RoundRecord(1, seconds=50.0)])
     assert stopping.reason is None
-    stopping.catch_up([RoundRecord(1, seconds=61.0)])
+    stopping.catch_up([RoundRecord(1, seconds=50.0, evaluation_seconds=11.0)])
     assert (stopping.reason or "").startswith("after round 1: 61 s are over")
 
 
@@ -169,6 +169,13 @@ def test_a_stop_between_evaluations_evaluates_the_model_that_is_left() -> None:
     assert [r.round for r in result.rounds] == [1]
     assert result.rounds[0].test_loss is None
     assert result.summary["final_test_loss"] > 0
+    sent = result.summary["gigabytes"]
+    limit = {"max_gigabytes": 8.5 * sent}  # in round 9
+    config |= {"stop": limit, "algorithm": {"name": "fedavg", "client_learning_rate": 0.5}}
+    result = simulate(config)
+    assert result.rounds[-1].round == 9
+    assert result.summary["final_test_accuracy"] > (result.rounds[4].test_accuracy or 1)
+    assert result.summary["best_test_accuracy"] == result.summary["final_test_accuracy"]
 
 
 @pytest.mark.parametrize(
