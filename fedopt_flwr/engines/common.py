@@ -22,7 +22,7 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20  # bytes; glibc's own limit
 
 class LeanServer(Server):
     """Flower's loop, except that a round's replies are let go when it ends, not one round later,
-    and that `EndOfRun` ends it."""
+    that `EndOfRun` ends it, and that a round of which no client is here is one of no replies."""
 
     def fit(self, num_rounds: int, timeout: float | None) -> tuple[History, float]:
         try:
@@ -32,7 +32,9 @@ class LeanServer(Server):
 
     def fit_round(self, server_round: int, timeout: float | None):  # type: ignore[no-untyped-def]
         result = super().fit_round(server_round, timeout)
-        return None if result is None else (*result[:2], ([], []))
+        if result is None:
+            result = self.strategy.aggregate_fit(server_round, [], [])
+        return (*result[:2], ([], []))
 
 
 class NeverAsked:

@@ -10,9 +10,10 @@ from typing import Any
 import ray
 from flwr.server.superlink.fleet.vce.backend import raybackend
 from flwr.simulation.ray_transport.ray_actor import BasicActorPool, pool_size_from_resources
-from ray.exceptions import ObjectLostError, RayActorError, RayError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError
 
-_LOST = (RayActorError, ObjectLostError)  # the actor, or its reply with the machine
+# the actor, by itself or for its memory, or its reply with the machine
+_LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
 _PING_SECONDS = 5.0  # idle actors answer within milliseconds; one that does not is used later
 _START_ATTEMPTS = 3  # that fail while a message waits, before it fails with them
 _START_SECONDS = 300  # of waiting while there is no actor but those that are starting

@@ -91,6 +91,9 @@ class FederatedClient(NumPyClient):
         try:
             with self._models.borrow() as model:
                 torch.set_num_threads(instruction.threads)  # OpenMP keeps it per thread
+                self.largest_instruction = largest_instruction(
+                    rule_of(instruction), model, with_buffers=instruction.buffers == "average"
+                )
                 works = {"evaluate": self._evaluate, "diagnose": self._diagnose}
                 work = works.get(instruction.phase, self._train)
                 upload, told = work(instruction, parameters, model)
@@ -196,7 +199,6 @@ class FederatedClient(NumPyClient):
         rule = rule_of(instruction)
         names = rule.broadcast_names if instruction.phase == "train" else ("model",)
         with_buffers = instruction.buffers == "average"
-        self.largest_instruction = largest_instruction(rule, model, with_buffers=with_buffers)
         expected = expected_arrays(names, model, with_buffers=with_buffers)
         received = decode(parameters, instruction.arrays, expected, "server")
         received = {name: array.to(model.device) for name, array in received.items()}

@@ -80,6 +80,7 @@ class Members:
             return
         self.gather(manager, "min_clients" if self._federation.is_open else "num_clients")
         self.ids = self.here
+        self._known = {i: self.num_examples[i] for i in self.ids}
 
     def _find_again(self, manager: ClientManager, expected: Collection[ClientId]) -> None:
         federation = self._federation
@@ -215,8 +216,8 @@ class Members:
         before = self._known.get(client_id, count)
         if count != before and not self._federation.is_open:
             raise RunError(
-                f"client {client_id} holds {count} examples and held {before} when the checkpoint "
-                "was made; give it the same data, or start a new run"
+                f"client {client_id} holds {count} examples and held {before} when the run began; "
+                "give it the same data, or start a new run"
             )
         return client_id, count
 
@@ -228,14 +229,15 @@ class Members:
         """Return the client id behind a connection, or its own where it never told one."""
         return self._ids.get(cid, cid)
 
-    def await_free(self, needed: int) -> None:
+    def await_free(self, manager: ClientManager, needed: int) -> None:
         """Wait while fewer clients than needed are free and others are at work for earlier rounds;
-        `federation.round_timeout` ends that."""
+        `federation.round_timeout` ends that, or who comes back."""
         while sum(map(self.is_free, self._proxies)) < needed and any(
             getattr(proxy, "is_busy", False) for proxy in self._proxies.values()
         ):
             self._while_waiting()
             time.sleep(_POLL_SECONDS)
+            self.refresh(manager)
 
     def is_free(self, client_id: ClientId) -> bool:
         """Whether a client is connected and not at work for a round that closed without it."""

@@ -298,8 +298,8 @@ class FederatedStrategy(Strategy):
     ) -> list[tuple[ClientProxy, FitIns]]:
         self._begin_round(server_round + self._rounds_before)
         self.members.gather(client_manager, "min_replies")
+        self.members.await_free(client_manager, self._config.federation.min_replies)
         self._renew_members()
-        self.members.await_free(self._config.federation.min_replies)
         number = self.record.round
         rule = self.rule.at_round(self.state, number)
         num_rounds = self._config.federation.num_rounds
@@ -345,7 +345,7 @@ class FederatedStrategy(Strategy):
                 "hyperparameters": rule.model_dump_json(),
                 "state_version": version,
                 "oldest_version": kept[0] if kept else version,
-                "middle_versions": ",".join(map(str, kept[1:])),
+                "middle_versions": ",".join(map(str, dict.fromkeys(kept[1:]))),
             }
             proxy = self.members.connected(client_id)
             if proxy is not None:

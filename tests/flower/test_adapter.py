@@ -11,12 +11,25 @@ import pytest
 import torch
 from flwr.common import Parameters, ndarrays_to_parameters
 from flwr.common.serde import parameters_from_proto, parameters_to_proto
-from helpers import OpenRun, as_datasets, linear_model, open_run, softmax_clients
+from flwr.server import SimpleClientManager
+from flwr.server.strategy import FedAvg as FlowersFedAvg
+from helpers import (
+    OpenRun,
+    as_datasets,
+    linear_model,
+    open_run,
+    small_config,
+    softmax_clients,
+    three_datasets,
+)
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedopt_flwr.errors import MessageError, RunError
+from fedopt_flwr import RunConfig
+from fedopt_flwr.engines.common import LeanServer, quiet
+from fedopt_flwr.errors import ConfigError, MessageError, RunError
 from fedopt_flwr.flower import FederatedClient, MemoryStates
+from fedopt_flwr.flower.instruction import Instruction
 from fedopt_flwr.flower.messages import ROUND, decode, encode, encoded_bytes, to_arrays
 from fedopt_flwr.problems import foreign_text
 from fedopt_flwr.rounds.sampling import sample_uniform, sorted_ids
@@ -430,3 +443,54 @@ def test_a_mask_of_infinite_values_may_be_a_buffer() -> None:
     (error, *_) = open_run(settings, data, Masked).records[0].errors
     assert error["client"] == 1
     assert "'buffers.float32' is not finite: 0 NaN and 2 infinite values of 4" in error["error"]
+
+
+def test_an_instruction_names_as_many_checkpoints_as_may_be_kept() -> None:
+    strategy = open_run(small_config(output={"keep": 500}), three_datasets()).strategy
+    for kept in (range(500), [7] * 500):
+        rounds = [100_000 + number for number in kept]
+        strategy._kept_versions.extend({0: number} for number in rounds)
+        [(_, ins)] = strategy._instruct("train", [0], {"model": strategy.state["model"]})
+        found = Instruction.from_config(ins.config)
+        assert found.kept_versions - {found.state_version} == {*rounds}
+    with pytest.raises(
+        ConfigError, match="output.keep: got 501; should be less than or equal to 50"
+    ):
+        RunConfig(output={"keep": 501})
+
+
+def test_a_client_that_evaluates_before_it_trains_knows_how_large_messages_are() -> None:
+    seen: list[FederatedClient] = []
+
+    def wrap(client: FederatedClient) -> FederatedClient:
+        seen.append(client)
+        return client
+
+    pairs = [(part, part) for part in three_datasets()]
+    sizes = {"num_clients": 3, "clients_per_round": 1, "num_rounds": 1}
+    own = small_config(federation=sizes, evaluation={"on_clients": True})
+    own["algorithm"] = {"name": "fedavg"}
+    open_run(own, pairs, wrap=wrap)
+    size = linear_model().weight.numel() + linear_model().bias.numel()
+    assert [(c.largest_instruction or 0) > 4 * size for c in seen] == [True] * 3
+
+
+class NobodyHere(FlowersFedAvg):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[tuple[int, list[Any], list[Any]]] = []
+
+    def configure_fit(self, *_: Any, **__: Any) -> list[Any]:
+        return []
+
+    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
+        self.heard.append((server_round, results, failures))
+        return None, {}
+
+
+def test_a_round_of_which_no_client_is_here_is_one_without_replies() -> None:
+    strategy = NobodyHere()
+    server = LeanServer(client_manager=SimpleClientManager(), strategy=strategy)
+    with quiet():
+        assert server.fit_round(3, None) == (None, {}, ([], []))
+    assert strategy.heard == [(3, [], [])]

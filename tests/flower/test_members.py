@@ -80,12 +80,25 @@ def test_a_client_with_other_data_is_away_and_ends_nothing() -> None:
         warnings.simplefilter("always")
         members.discover(manager)
     refused, *_, missing = [str(w.message) for w in caught]
-    assert "client 0 holds 13 examples and held 12 when the checkpoint was made; give" in refused
+    assert "client 0 holds 13 examples and held 12 when the run began; give" in refused
     assert "without 0, 2, which may come later" in missing
     assert members.num_examples == KNOWN
     connect(manager, 0, 12)
     members.refresh(manager)
     assert [members.connected(i) is not None for i in range(3)] == [True, True, False]
+
+
+def test_a_client_that_comes_back_with_other_data_is_away() -> None:
+    manager, members = SimpleClientManager(), Members(config(2), lambda: None, {})
+    connect(manager, 0, 12)
+    connect(manager, 1, 9)
+    members.discover(manager)
+    manager.unregister(manager.all()["1-9"])
+    connect(manager, 1, 3)
+    with pytest.warns(FedoptWarning, match="client 1 holds 3 examples and held 9 when the run be"):
+        members.refresh(manager)
+    assert members.connected(1) is None
+    assert members.num_examples == {0: 12, 1: 9}
 
 
 class Client:

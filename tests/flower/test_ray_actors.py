@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
-from ray.exceptions import RayActorError, RuntimeEnvSetupError
+from ray.exceptions import OutOfMemoryError, RayActorError, RuntimeEnvSetupError
 
 from fedopt_flwr.engines import ray_actors
 
@@ -104,6 +104,17 @@ def test_a_machine_that_is_lost_with_several_idle_processes_costs_no_message(
     assert backend.pool.num_actors == 2
     assert {id(actor) for actor in backend.pool.pool} == {id(a) for a in cluster.actors[:2]}
     assert [len(actor.trained) for actor in cluster.actors] == [0, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("error", [RayActorError(), OutOfMemoryError("no memory is left")])
+def test_a_process_that_dies_at_a_message_is_used_no_more(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    cluster = Cluster(2)
+    backend = backend_on(cluster, monkeypatch)
+    cluster.actors[1].error = error
+    assert [reply(backend, text) for text in "abc"] == [f"reply to {text}" for text in "abc"]
+    assert cluster.actors[1].trained == ["a"]
 
 
 def test_an_idle_process_that_is_slow_to_answer_is_used_later(

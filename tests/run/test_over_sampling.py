@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.common import Code
 from helpers import SOFTMAX_DATA, At, checkpointed, linear_model, open_run, softmax_config
 from streams import ClientThread, ServerThread, make_config, served
 
@@ -227,19 +228,30 @@ def test_replies_that_are_of_no_use_close_no_round(tmp_path: Path) -> None:
 def test_a_round_waits_for_enough_that_are_free() -> None:
     """Two of three are at work for an earlier round, and one of them comes back."""
     members = Members(RunConfig(federation=SIZES_OF_3), lambda: waited.append(free()), {})
-    proxies = {i: SimpleNamespace(is_busy=i > 0) for i in range(3)}
-    members._proxies = dict(proxies)
+    proxies: dict[int, Any] = {i: SimpleNamespace(cid=str(i), is_busy=i > 0) for i in range(3)}
+    here = dict(proxies)
+    manager: Any = SimpleNamespace(all=lambda: {proxy.cid: proxy for proxy in here.values()})
+    members._ids = {proxy.cid: i for i, proxy in proxies.items()}
+    members.refresh(manager)
     waited: list[None] = []
 
     def free() -> None:
         if len(waited) == 2:
             proxies[1].is_busy = False
 
-    members.await_free(2)
+    members.await_free(manager, 2)
     assert len(waited) == 3
     assert [members.is_free(i) for i in range(4)] == [True, True, False, False]
-    members.await_free(1)
+    members.await_free(manager, 1)
     assert len(waited) == 3
+    proxies[1].is_busy = True
+    del here[2]
+    members.refresh(manager)  # one is lost, while another is at work
+    facts = {"client_id": 2, "num_examples": 5}
+    told = SimpleNamespace(status=SimpleNamespace(code=Code.OK), properties=facts)
+    here[2] = SimpleNamespace(cid="2", is_busy=False, get_properties=lambda *_, **__: told)
+    members.await_free(manager, 2)
+    assert len(waited) == 4
 
 
 SIZES_OF_3 = {"num_clients": 3, "clients_per_round": 2}

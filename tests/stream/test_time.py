@@ -100,6 +100,35 @@ def test_a_start_pass_does_not_say_how_long_a_round_takes() -> None:
     assert again._limit("start") == 2000  # which is no longer than training
 
 
+def test_a_timeout_in_seconds_also_ends_what_is_not_taken_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flower counts from when a question has arrived, which a client can put off for ever."""
+    monkeypatch.setattr(patience, "_TICK_SECONDS", 0.02)
+    monkeypatch.setattr(patience, "_GRACE_SECONDS", 0.1)
+    federation = ServerThread(make_config(round_timeout=0.2)).config.federation
+    patient = patience.Patience(federation, lambda *waiting: None)
+    said = threading.Event()
+    texts: list[str] = []
+
+    def give_up(why: str) -> None:
+        texts.append(why)
+        said.set()
+
+    begun = time.monotonic()
+    with patient.watching(), patient.waiting(1, 1, "train", give_up):
+        assert said.wait(10)
+    assert time.monotonic() - begun >= 0.3
+    assert "round_timeout = 0.2, and it takes nothing in" in texts[0]
+
+
+def test_who_left_before_it_was_asked_stays_away() -> None:
+    roster = Roster()
+    roster.asked(1, 3)
+    roster.answered(1, 0.1, "connection lost")
+    assert not roster.clients()[1].is_here
+
+
 def test_a_line_names_ten_clients_at_most() -> None:
     lines: list[str] = []
     roster = Roster(lines.append)

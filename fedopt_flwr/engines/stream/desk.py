@@ -292,7 +292,11 @@ class Desk(SimpleClientManager):
                 time.sleep(_POLL_SECONDS)
         if proxies:
             with futures.ThreadPoolExecutor(len(proxies)) as pool:
-                list(pool.map(lambda proxy: proxy.leave(_FAREWELL_SECONDS), proxies))
+                said = [pool.submit(proxy.leave, _FAREWELL_SECONDS) for proxy in proxies]
+                if futures.wait(said, 2 * _FAREWELL_SECONDS).not_done:  # one takes nothing in
+                    self.abandon()
+                for farewell in said:
+                    farewell.result()
         with contextlib.suppress(KeyboardInterrupt):  # the run is over; its results come next
             while time.monotonic() < late or self._expects_refused_clients():
                 time.sleep(_POLL_SECONDS)

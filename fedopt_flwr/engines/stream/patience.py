@@ -15,6 +15,7 @@ _TICK_SECONDS = 1.0
 _SAY_SECONDS = 60.0
 _LEAST_SECONDS = 600.0
 _FACTOR = 20
+_GRACE_SECONDS = 10.0  # for a question to arrive, beside a timeout in seconds
 
 
 @dataclass(eq=False)
@@ -36,13 +37,15 @@ class Patience:
     `federation.round_timeout` = "auto" a client is given up, and its stream ended, when it takes 20
     times as long as the slowest reply of the run to an instruction of the same phase, and at least
     600 s. Before there is one, nobody knows what is long, except that no phase is longer than
-    training but "diagnose", which is a pass over all data. Other timeouts are Flower's to keep.
+    training but "diagnose", which is a pass over all data. A number of seconds is Flower's to keep,
+    from when the question has arrived; one that is not taken in ends some seconds after that time.
     """
 
     def __init__(
         self, federation: FederationSection, say: Callable[[int, list[ClientId], float], None]
     ) -> None:
         self._is_automatic = federation.round_timeout == "auto"
+        self._seconds = federation.timeout_seconds
         self._say = say
         self._lock = threading.Lock()
         self._open: list[Question] = []
@@ -88,11 +91,7 @@ class Patience:
                     waited = now - question.started
                     limit = self._limit(question.phase)
                     if waited > limit:
-                        question.give_up(
-                            f"no answer within {limit:.0f} s (federation.round_timeout = auto: "
-                            f"{_FACTOR} times the slowest reply, at least {_LEAST_SECONDS:g} s); "
-                            "connection closed"
-                        )
+                        question.give_up(self._why(limit))
                     elif waited > _SAY_SECONDS * (question.times_said + 1):
                         question.times_said += 1
                         due.append(question)
@@ -100,7 +99,18 @@ class Patience:
                 seconds = _SAY_SECONDS * max(q.times_said for q in due)
                 self._say(due[0].round, [q.client_id for q in due], seconds)
 
+    def _why(self, limit: float) -> str:
+        why = (
+            f"federation.round_timeout = auto: {_FACTOR} times the slowest reply, at least "
+            f"{_LEAST_SECONDS:g} s"
+        )
+        if self._seconds is not None:
+            why = f"federation.round_timeout = {self._seconds:g}, and it takes nothing in"
+        return f"no answer within {limit:.0f} s ({why}); connection closed"
+
     def _limit(self, phase: str) -> float:
+        if self._seconds is not None:
+            return self._seconds + _GRACE_SECONDS
         other = None if phase == "diagnose" else self._slowest.get("train")
         known = self._slowest.get(phase, other)
         if not self._is_automatic or known is None:

@@ -175,7 +175,6 @@ class StreamProxy(NeverAsked, ClientProxy):
         try:
             with self._patience.waiting(seat.client_id, number, phase, seat.give_up):
                 answer = self._request(self._arrays.message(ins), timeout)
-            seconds = time.monotonic() - started
             result = self._result(answer, ins)
         except GrpcBridgeClosed:
             seconds = time.monotonic() - started
@@ -184,6 +183,7 @@ class StreamProxy(NeverAsked, ClientProxy):
             result = _failed(f"sent a message that cannot be read: {foreign_text(error)}")
         finally:
             self.is_busy = False
+        seconds = time.monotonic() - started
         note = str(result.metrics.get("error", "")) or foreign_text(result.status.message)
         if not note:
             self._patience.heard(phase, seconds)

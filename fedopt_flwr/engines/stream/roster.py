@@ -82,7 +82,8 @@ class Roster:
         lines.say(f"client {client_id}: left{reason and ': '}{reason}")
 
     def asked(self, client_id: ClientId, round_number: int) -> None:
-        self._change(client_id, state="training", round=round_number, seconds=None)
+        if self._change(client_id).is_here:  # else it left meanwhile
+            self._change(client_id, state="training", round=round_number, seconds=None)
 
     def answered(self, client_id: ClientId, seconds: float, note: str) -> None:
         self.on_answer(seconds)
