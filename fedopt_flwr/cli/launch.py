@@ -22,6 +22,8 @@ from .options import (
     usable_cores,
 )
 
+_TARGETS = [Target("test_accuracy", value) for value in (0.8, 0.9)]
+
 
 def launch(
     config: ConfigFile = None,
@@ -67,7 +69,6 @@ def launch(
             roster=display.roster,
             checkpoint=checkpoint,
         )
-    targets = [Target("test_accuracy", value) for value in (0.8, 0.9)]
     with contextlib.suppress(OSError):  # a full disk; the run is done
-        print_results([result_row(result.summary["algorithm"], [result], targets)], targets)
+        print_results([result_row(result.summary["algorithm"], [result], _TARGETS)], _TARGETS)
     display.finish(result)

@@ -46,11 +46,8 @@ def simulate(
     """Train in this process, or with Ray on this machine or a cluster."""
     if engine == "ray" and (workers > 1 or resume is not None):
         raise ConfigError("--engine ray: knows neither --workers nor --resume; leave them out")
-    if engine != "ray" and (cpus_per_client, gpus_per_client) != (1, 0):
-        raise ConfigError(
-            "--cpus-per-client, --gpus-per-client: only with --engine ray; give that, or leave "
-            "them out"
-        )
+    if engine != "ray":
+        _require_no_ray(cpus_per_client, gpus_per_client)
     if ray_address is not None:
         _require_cluster(engine, ray_address)
     train: Callable[..., Any]
@@ -82,6 +79,14 @@ def simulate(
     with RunDisplay(directory) as display:
         result = train(listener=display)
     display.finish(result)
+
+
+def _require_no_ray(cpus: float, gpus: float) -> None:
+    if (cpus, gpus) != (1, 0):
+        raise ConfigError(
+            "--cpus-per-client, --gpus-per-client: only with --engine ray; give that, or leave "
+            "them out"
+        )
 
 
 def _require_cluster(engine: str, address: str) -> None:

@@ -43,6 +43,10 @@ class ClientData(Protocol):
     def known_targets(self) -> np.ndarray | None:
         """Return the targets of all examples if they are in memory."""
 
+    @property
+    def relabels(self) -> bool:
+        """Whether a user's function makes the batches, and may give them other targets."""
+
     def on_device(self, device: torch.device) -> ClientData:
         """Return this data with whatever fits in memory moved to `device`."""
 
@@ -109,6 +113,7 @@ class TensorData:
         return self._labels[self._rows.to(self._labels.device)].detach().cpu().numpy()
 
     known_targets = targets
+    relabels = False
 
     def on_device(self, device: torch.device) -> TensorData:
         if device == self._inputs.device:
@@ -175,6 +180,10 @@ class DatasetData:
 
     def known_targets(self) -> np.ndarray | None:
         return self._targets
+
+    @property
+    def relabels(self) -> bool:
+        return self._loading.collate is not None
 
     def on_device(self, device: torch.device) -> DatasetData:
         return self

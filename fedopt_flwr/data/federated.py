@@ -76,7 +76,7 @@ class FederatedData:
     def label_counts(self) -> np.ndarray:
         """Return how many examples of each class each client holds, shape [clients, classes]."""
         targets = [client.targets() for client in self.clients]
-        classes = max([self.num_classes, *(1 + int(labels.max(initial=-1)) for labels in targets)])
+        classes = max([self.num_classes, *map(_classes_in, targets)])
         return np.stack([np.bincount(labels, minlength=classes) for labels in targets])
 
 
@@ -84,7 +84,11 @@ def _count_classes(part: ClientData) -> int:
     with randomness.kept(_CPU):
         targets = part.targets()
     is_class = targets.ndim == 1 and targets.dtype.kind in "iub"
-    return 1 + int(targets.max(initial=-1)) if is_class else 0
+    return _classes_in(targets) if is_class else 0
+
+
+def _classes_in(targets: np.ndarray) -> int:
+    return 1 + int(targets.astype(np.int64).max(initial=-1))  # others may be without a sign
 
 
 def load_federated_data(
@@ -140,7 +144,7 @@ def load_client_data(
     is_natural = section.partition.kind in (None, "natural")
     wanted = frozenset(client_ids) if is_natural else None
     source = _load(section, facts, folders, "train", client_ids=wanted)
-    if section.partition.kind == "whole" and not isinstance(source.train, (list, tuple)):
+    if section.partition.kind == "whole" and not isinstance(source.train, list):
         if len(client_ids) > 1:
             raise ConfigError(
                 f"data.partition.kind: got 'whole' for clients {list(client_ids)}; such data "
@@ -218,7 +222,8 @@ def _wrapped_part(dataset: Any, loading: Loading) -> Part:
     """Wrap one client's data set, or its pair (training data, held-out data)."""
     arrays = (Tensor, np.ndarray)
     if isinstance(dataset, tuple) and len(dataset) == 2 and not isinstance(dataset[0], arrays):
-        return Part(*(as_client_data(item, loading) for item in dataset))
+        train, holdout = (as_client_data(item, loading) for item in dataset)
+        return Part(train, holdout if holdout.num_examples else None)
     return Part(as_client_data(dataset, loading))
 
 

@@ -93,6 +93,10 @@ class StreamData:
     def known_targets(self) -> np.ndarray | None:
         return self._targets
 
+    @property
+    def relabels(self) -> bool:
+        return self._loading.collate is not None
+
     def on_device(self, device: torch.device) -> StreamData:
         return self
 

@@ -58,13 +58,22 @@ def imdb(path: Path | None, vocabulary: int = 10_000, length: int = 256) -> Sour
     folder = _folder(path, "imdb", "aclImdb")
     train, test = (
         [
-            (file.read_text(encoding="utf-8"), label)
+            (_read_text(file), label)
             for label, kind in enumerate(("neg", "pos"))
             for file in sorted((folder / part / kind).glob("*.txt"))
         ]
         for part in ("train", "test")
     )
     return _numbered(train, test, folder, vocabulary, length)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"data file: {str(file)!r} cannot be read: {error}; must be UTF-8"
+        ) from error
 
 
 def _folder(path: Path | None, name: str, *folders: str) -> Path:
@@ -91,6 +100,8 @@ def _read_tsv(file: Path) -> Labelled:
         if not rows or "label" not in rows[0]:
             return []
         column = "text" if "text" in rows[0] else "sentence"
+        if any(row[column] is None for row in rows):
+            raise ValueError("a line without a text")
         return [(row[column], ("0", "1").index(row["label"])) for row in rows]
     except (OSError, EOFError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise DataError(

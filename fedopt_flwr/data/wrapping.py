@@ -33,6 +33,7 @@ def as_client_data(dataset: Any, loading: Loading = AS_TORCH) -> ClientData:
     if is_hugging_face(dataset, "Dataset"):
         return wrap_table(dataset, loading)
     _require_map_style(dataset)
+    dataset = _flattened(dataset)
     if _reads_as(dataset, Subset) and is_hugging_face(dataset.dataset, "Dataset"):
         return wrap_table(dataset.dataset.select(list(dataset.indices)), loading)
     if loading != AS_TORCH:
@@ -47,6 +48,17 @@ def as_client_data(dataset: Any, loading: Loading = AS_TORCH) -> ClientData:
             except IndexError as error:
                 raise DataError(f"data set: a Subset takes what is not there: {error}") from None
     return DatasetData(dataset)
+
+
+def _flattened(dataset: Any) -> Any:
+    """Return a Subset of Subsets as one of what they are parts of."""
+    while _reads_as(dataset, Subset) and _reads_as(dataset.dataset, Subset):
+        inner = dataset.dataset
+        try:
+            dataset = Subset(inner.dataset, [inner.indices[i] for i in dataset.indices])
+        except IndexError as error:
+            raise DataError(f"data set: a Subset takes what is not there: {error}") from None
+    return dataset
 
 
 def _reads_as(dataset: Any, kind: Any) -> bool:

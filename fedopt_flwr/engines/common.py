@@ -32,9 +32,8 @@ class LeanServer(Server):
 
     def fit_round(self, server_round: int, timeout: float | None):  # type: ignore[no-untyped-def]
         result = super().fit_round(server_round, timeout)
-        if result is None:
-            result = self.strategy.aggregate_fit(server_round, [], [])
-        return (*result[:2], ([], []))
+        found = result[:2] if result else self.strategy.aggregate_fit(server_round, [], [])
+        return (*found, ([], []))
 
 
 class NeverAsked:

@@ -91,9 +91,7 @@ class FederatedClient(NumPyClient):
         try:
             with self._models.borrow() as model:
                 torch.set_num_threads(instruction.threads)  # OpenMP keeps it per thread
-                self.largest_instruction = largest_instruction(
-                    rule_of(instruction), model, with_buffers=instruction.buffers == "average"
-                )
+                self._learn_size(instruction, model)
                 works = {"evaluate": self._evaluate, "diagnose": self._diagnose}
                 work = works.get(instruction.phase, self._train)
                 upload, told = work(instruction, parameters, model)
@@ -108,6 +106,10 @@ class FederatedClient(NumPyClient):
             "client_seconds": time.perf_counter() - started,
         }
         return arrays, self.data.num_examples, report
+
+    def _learn_size(self, instruction: Instruction, model: FlatModel) -> None:
+        rule, with_buffers = rule_of(instruction), instruction.buffers == "average"
+        self.largest_instruction = largest_instruction(rule, model, with_buffers=with_buffers)
 
     def prepare(self, instruction: Instruction) -> None:
         """Take what this round needs; FedoptError if it is not to be had. For subclasses."""
@@ -202,6 +204,7 @@ class FederatedClient(NumPyClient):
         expected = expected_arrays(names, model, with_buffers=with_buffers)
         received = decode(parameters, instruction.arrays, expected, "server")
         received = {name: array.to(model.device) for name, array in received.items()}
+        model.reset_local()
         state = self._state(rule, model, instruction)
         objective = self._objective(instruction, model)
         buffers = {name: received.pop(name) for name in list(received) if is_buffer_name(name)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -121,7 +122,7 @@ def weights_digest(path: Path) -> str:
     """Return what tells a file of weights from others; ConfigError if it cannot be read."""
     digest = hashlib.sha256()
     try:
-        with path.expanduser().open("rb") as file:
+        with open(os.path.expanduser(path), "rb") as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     except OSError as error:
@@ -143,7 +144,7 @@ def _read(weights: object, field: str) -> tuple[str, Mapping[str, Any]]:
             "safetensors file of one"
         )
     try:
-        return repr(str(weights)), load_file(Path(weights).expanduser())
+        return repr(str(weights)), load_file(os.path.expanduser(weights))
     except (OSError, SafetensorError) as error:
         raise _unreadable(Path(weights), error, field) from error
 

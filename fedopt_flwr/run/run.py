@@ -287,9 +287,6 @@ class Run:
         if (warm_up := self._warm_up_rounds()) is not None:
             summary["warmup_rounds"] = warm_up
         summary |= self._stopping.summary() | self._final_evaluation()
-        accuracies = [summary[f"{which}_test_accuracy"] for which in ("best", "final")]
-        known = [value for value in accuracies if value is not None]
-        summary["best_test_accuracy"] = max(known, default=None)
         before = self._checkpoint.server.round if self._checkpoint else 0
         result = Result(
             parameters=vector,
@@ -325,7 +322,10 @@ class Run:
         if is_known or self._experiment.data.test is None:
             return {}
         found = self._experiment.evaluate(self.strategy.model)
+        accuracies = [found.accuracy, *(record.test_accuracy for record in self._records)]
+        known = [value for value in accuracies if value is not None]
         return {
+            "best_test_accuracy": max(known, default=None),
             "final_test_loss": found.loss,
             "final_test_metric": found.main,
             "final_test_accuracy": found.accuracy,

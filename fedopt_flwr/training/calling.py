@@ -99,7 +99,7 @@ def classes_of(loss: Loss, outputs: Any, targets: Any) -> Tensor | None:
         return None
     _, targets = scores_of(outputs, targets)
     is_class = isinstance(targets, Tensor) and not targets.is_floating_point()
-    return targets if is_class else None
+    return targets.long() if is_class else None  # bytes as an index would be a mask
 
 
 def targets_that_count(loss: Loss, classes: Tensor) -> Tensor:

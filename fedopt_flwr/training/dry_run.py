@@ -89,14 +89,14 @@ def try_training(
         whom = f"client {client_id}"
         try:
             with randomness.kept(model.device):
+                before = randomness.state(model.device)
                 kind = _kind(_take(data, first, model, whom))
                 if kind not in classes:
                     whole = min(batch_size or data.num_examples, data.num_examples)
                     count = len(parts_of(torch.arange(whole), micro_batch_size)[0])
-                    before = randomness.state(model.device)
                     with mixed(model.device, precision):
                         classes[kind] = _try_step(model, loss, data, count, whom)
-                    is_random |= before != randomness.state(model.device)
+                is_random |= before != randomness.state(model.device)
         except (UnknownClassError, ShapeError):
             raise
         except FedoptError as error:
@@ -205,7 +205,8 @@ def _unchanged(model: FlatModel) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
-                tensor.copy_(value)
+                if not tensor.equal(value):  # else it may be one that cannot be written
+                    tensor.copy_(value)
         for buffers, before in owners:
             buffers.update(before)
         model.zero_gradient()
@@ -247,7 +248,7 @@ def _require_labels(
     """Check the batch's labels and all that are in memory."""
     if num_classes is None:
         return
-    known = data.known_targets()
+    known = None if data.relabels else data.known_targets()
     if known is not None and known.dtype.kind in "iu":
         batch = torch.as_tensor(known.astype("int64"))
     if batch is None:

@@ -67,11 +67,20 @@ class FlatModel:
         self._buffer_names = [n for n, _ in module.named_buffers() if n in persistent]
         self.initial_buffers = self.read_buffers()
         self.buffer_layout = {name: _layout(a) for name, a in self.initial_buffers.items()}
+        self._passing = {n: b.clone() for n, b in module.named_buffers() if n not in persistent}
 
     def reset_local(self) -> None:
-        """Give local parameters the values that they had when this was made."""
+        """Give local parameters, and buffers that no state_dict has, the values that they had when
+        this was made; clients that share this model must not see those of each other."""
         for initial in self.initial_local.values():
             self.local_vector.copy_(initial)
+        buffers = dict(self.module.named_buffers()) if self._passing else {}
+        for name, initial in self._passing.items():
+            now = buffers.get(name)
+            # some have another size by now, as caches do; unchanged ones may not be writable
+            if now is not None and now.shape == initial.shape and not now.equal(initial):
+                with torch.no_grad():
+                    now.copy_(initial)
 
     def zero_gradient(self) -> None:
         self.gradient.zero_()

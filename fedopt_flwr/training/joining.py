@@ -81,9 +81,18 @@ def joined(parts: list[Any], sizes: list[int]) -> Any:
     if not isinstance(first, (tuple, list)):
         return list(parts)
     lengths = [len(part) for part in parts]
-    if lengths == sizes or len(set(lengths)) > 1:
+    if len(set(lengths)) > 1 or (lengths == sizes and not _is_of_tensors(parts, sizes)):
         return list(chain.from_iterable(parts))
     return _sequence(first, [joined(list(entry), sizes) for entry in zip(*parts, strict=True)])
+
+
+def _is_of_tensors(parts: list[Any], sizes: list[int]) -> bool:
+    """Whether these are tuples with an entry for each of a model's outputs, not each example."""
+    return isinstance(parts[0], tuple) and all(
+        isinstance(item, Tensor) and item.ndim > 0 and len(item) == size
+        for part, size in zip(parts, sizes, strict=True)
+        for item in part
+    )
 
 
 def _mapping(like: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:

@@ -51,7 +51,17 @@ def _decided(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return predicted[counts], true[counts]
 
 
+def _require_one_label(outputs: Tensor, targets: Tensor) -> None:
+    if outputs.ndim == 2 and outputs.shape[1] > 1 and outputs.shape == targets.shape:
+        raise ValueError(
+            f"targets of shape {list(targets.shape)} have a value for each class; it must be one "
+            "class index an example, or take a metric of your own, such as one of a label's column"
+        )
+
+
 def _hits(outputs: Tensor, targets: Tensor) -> Tensor:
+    if targets.is_floating_point():
+        _require_one_label(outputs, targets)
     predicted, true = _decided(outputs, targets)
     return torch.stack([(predicted == true).sum(), torch.as_tensor(len(true)).to(true.device)])
 
@@ -63,6 +73,7 @@ def _ratio(sums: Tensor) -> float | None:
 
 def _confusion(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return how often each true class (row) was taken for each class (column), [C, C]."""
+    _require_one_label(outputs, targets)
     predicted, true = _decided(outputs, targets)
     classes = max(outputs.shape[1] if outputs.ndim > 1 else 2, 2)
     return torch.bincount(true * classes + predicted, minlength=classes**2).view(classes, classes)
@@ -97,6 +108,7 @@ def _auroc(outputs: Tensor, targets: Tensor) -> float | None:
     """
     from sklearn.metrics import roc_auc_score
 
+    _require_one_label(outputs, targets)
     counts = targets.reshape(-1).long() != IGNORED
     true = targets.reshape(-1).long()[counts].numpy()
     if not torch.isfinite(outputs).all():

@@ -300,7 +300,7 @@ def test_a_client_loads_the_part_that_a_simulation_gives_it() -> None:
     assert all((own[i].train.targets() == parts[i].targets()).all() for i in own)
 
 
-def test_whole_data_belongs_to_one_client_of_any_name() -> None:
+def test_whole_data_belongs_to_one_client_of_any_name(tmp_path: Path) -> None:
     config = RunConfig(data={"partition": {"kind": "whole"}})
     assert (
         load_client_data(config.data, Facts(num_clients=1), ["ward-3"])["ward-3"].train.num_examples
@@ -308,6 +308,17 @@ def test_whole_data_belongs_to_one_client_of_any_name() -> None:
     )
     with pytest.raises(ConfigError, match="such data belongs to one client"):
         load_client_data(config.data, Facts(num_clients=2), [0, 1])
+    (tmp_path / "paired.py").write_text(
+        "import torch\n"
+        "from torch.utils.data import TensorDataset\n"
+        "def pair(num_clients, seed):\n"
+        "    sizes = (8, 3)\n"
+        "    return tuple(TensorDataset(torch.ones(n, 2), torch.ones(n)) for n in sizes), None\n"
+    )
+    paired = RunConfig(data={"name": "paired:pair", "partition": {"kind": "whole"}})
+    for name in (1, "ward-3"):
+        own = load_client_data(paired.data, Facts(num_clients=2), [name], [tmp_path])[name]
+        assert (own.train.num_examples, own.holdout and own.holdout.num_examples) == (8, 3)
     with pytest.raises(ConfigError, match="that is for `fedopt client`"):
         load_federated_data(config)
     with pytest.raises(ConfigError, match="all of it belongs to this client"):

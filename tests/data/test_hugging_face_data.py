@@ -324,6 +324,21 @@ def test_a_part_of_a_table_is_one(tmp_path: Path) -> None:
     expected = simulate(small_config(), linear_model, pairs, pairs[0])
     result = simulate(small_config(), linear_model, parts, parts[0])
     assert result.parameters.tobytes() == expected.parameters.tobytes()
+    nested = [Subset(Subset(part.dataset, range(9, 18)), range(9)) for part in parts]
+    result = simulate(small_config(), linear_model, nested, nested[0])
+    assert result.parameters.tobytes() == expected.parameters.tobytes()
+
+
+def test_labels_that_a_collate_function_makes_count() -> None:
+    rows = {"signal": [[0.5] * FEATURES] * 9, "label": [1, 2, 3] * 3}
+    table = datasets.Dataset.from_dict(rows)
+
+    def collate(examples: list[Any]) -> Any:
+        labels = torch.tensor([example["label"] - 1 for example in examples])
+        return torch.stack([torch.as_tensor(e["signal"]) for e in examples]), labels
+
+    result = simulate(small_config(), linear_model, [table] * 3, collate=collate)
+    assert result.summary["failures"] == 0
 
 
 def test_images_of_any_mode_are_colours_or_greys_and_other_columns_do_no_harm() -> None:

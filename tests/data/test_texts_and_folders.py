@@ -90,6 +90,7 @@ def test_imdb_is_read_from_its_folders(tmp_path: Path) -> None:
     ("text", "options", "message"),
     [
         ("label\ttext\n2\tgood\n", {}, r"train.tsv' cannot be read: ValueError"),
+        ("label\ttext\n0\tbad\n1", {}, r"train.tsv' cannot be read: .*a line without a text"),
         ("label\ttext\n1\tgood\n", {}, r"the training part in .* lacks a class.*it has 1 texts"),
         ("text\nx\n", {}, r"it has 0 texts"),
         (None, {"length": 0}, r"data.options.length: got 0; must be a whole number from 3"),

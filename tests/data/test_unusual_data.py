@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fedopt_flwr import ConfigError, DataError, RunConfig, simulate
 from fedopt_flwr.algorithms import ALGORITHMS
-from fedopt_flwr.data import as_client_data
+from fedopt_flwr.data import FederatedData, as_client_data
 from fedopt_flwr.errors import FedoptWarning
 from fedopt_flwr.training.flat_model import FlatModel
 from fedopt_flwr.training.objective import ModelObjective
@@ -347,3 +347,52 @@ def test_batch_norm_describes_the_model_that_the_client_trained_last(name: str) 
     weight, bias = x[: FEATURES * 4].view(4, FEATURES), x[FEATURES * 4 : FEATURES * 4 + 4]
     mean = (data.tensors[0] @ weight.T + bias).mean(dim=0)
     torch.testing.assert_close(model.module[1].running_mean, mean, atol=0.05, rtol=0)
+
+
+class Remembering(nn.Module):
+    """Keeps what it saw last in a buffer that no state_dict has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("seen", torch.zeros(FEATURES), persistent=False)
+        fixed = torch.ones(1).expand(3)  # cannot be written to
+        self.register_buffer("fixed", fixed, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x - self.seen
+        if self.training:
+            self.seen.copy_(0.9 * x.mean(dim=0))
+        return self.layer(x)
+
+
+def test_buffers_that_do_not_persist_are_of_no_other_client() -> None:
+    parts = three_datasets()
+    one = simulate(small_config(), Remembering, parts).parameters
+    found = simulate(small_config(), Remembering, parts, workers=2).parameters
+    np.testing.assert_array_equal(one, found)
+
+
+def test_one_client_may_draw_where_others_do_not() -> None:
+    parts = three_datasets()
+    parts[2] = Noisy(parts[2])  # all are of one size, and the first is tried first
+    one = simulate(small_config(), linear_model, parts).parameters
+    with pytest.warns(FedoptWarning, match="workers: got 2"):
+        found = simulate(small_config(), linear_model, parts, workers=2).parameters
+    np.testing.assert_array_equal(one, found)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32])
+def test_labels_may_be_of_any_kind_of_integer(dtype: torch.dtype) -> None:
+    parts = [part.tensors for part in three_datasets()]
+    own = [TensorDataset(x, y.to(dtype)) for x, y in parts]
+    usual = [TensorDataset(x, y) for x, y in parts]
+    loss = nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0])[:CLASSES])
+    if dtype in (torch.uint16, torch.uint32):  # which torch's loss does not take
+        clients = [as_client_data(part) for part in own]
+        data = FederatedData(clients, None, (FEATURES,))
+        assert (data.num_classes, data.label_counts().sum()) == (CLASSES, sum(map(len, own)))
+        return
+    found = [simulate(small_config(), None, d, d[0], loss=loss) for d in (own, usual)]
+    np.testing.assert_array_equal(found[0].parameters, found[1].parameters)
+    assert found[0].rounds[-1].test_metrics == found[1].rounds[-1].test_metrics

@@ -454,7 +454,7 @@ def test_an_instruction_names_as_many_checkpoints_as_may_be_kept() -> None:
         found = Instruction.from_config(ins.config)
         assert found.kept_versions - {found.state_version} == {*rounds}
     with pytest.raises(
-        ConfigError, match="output.keep: got 501; should be less than or equal to 50"
+        ConfigError, match=r"output\.keep: got 501; should be less than or equal to 50"
     ):
         RunConfig(output={"keep": 501})
 

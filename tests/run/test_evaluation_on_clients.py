@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 import torch
 from flwr.common import Code, EvaluateRes, FitRes, Parameters, Status
-from helpers import CLASSES, FEATURES, linear_model, small_config, softmax_clients
+from helpers import (
+    CLASSES,
+    FEATURES,
+    linear_model,
+    small_config,
+    softmax_clients,
+    three_datasets,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from streams import ClientThread, ServerThread, served
@@ -153,6 +160,18 @@ def test_spreads_by_hand() -> None:
         "deviation": pytest.approx(math.sqrt(0.1)),
     }
     assert spread["loss"]["worst"] == 9.5  # of the two highest
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_client_may_hold_out_nothing(as_list: bool) -> None:
+    parts = three_datasets()
+    none: Any = [] if as_list else TensorDataset(*(t[:0] for t in parts[1].tensors))
+    pairs = [(parts[0], parts[0]), (parts[1], none), (parts[2], parts[2])]
+    config = small_config(evaluation={"on_clients": True})
+    last = simulate(config, linear_model, pairs).rounds[-1]
+    assert last.failures == 0
+    assert last.on_clients is not None
+    assert sorted(own["client"] for own in last.on_clients["clients"]) == [0, 2]
 
 
 def test_the_worst_perplexity_is_the_highest() -> None:

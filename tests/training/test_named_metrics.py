@@ -206,3 +206,10 @@ def test_a_dict_of_parts_that_cannot_be_joined_is_averaged_by_name() -> None:
 
 def test_of_every_named_metric_it_is_known_which_values_are_better() -> None:
     assert METRICS.keys() <= KNOWN_BETTER.keys()
+
+
+@pytest.mark.parametrize("name", ["accuracy", "balanced_accuracy", "f1", "auroc"])
+def test_several_labels_an_example_are_refused(name: str) -> None:
+    outputs, targets = torch.randn(6, 4), torch.eye(4)[[0, 1, 2, 3, 0, 1]]
+    with pytest.raises(ValueError, match=r"shape \[6, 4\] have a value for each class; it must be"):
+        METRICS[name](outputs, targets)

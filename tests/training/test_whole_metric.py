@@ -142,6 +142,8 @@ def test_parts_of_every_kind_are_joined() -> None:
     heads = joined([Heads(one, one), Heads(two, -two)], sizes)
     assert torch.equal(heads.first, whole)
     assert torch.equal(heads.second, torch.cat([one, -two]))
+    alike = joined([Heads(one, -one), Heads(one, -one)], [2, 2])  # two outputs, two examples
+    assert torch.equal(alike.second, torch.cat([-one, -one]))
     named = joined([Named(logits=one, loss=torch.tensor(1.0)), Named(logits=two, loss=None)], sizes)
     assert torch.equal(named.logits, whole)
     assert named["loss"] == [torch.tensor(1.0), None]
