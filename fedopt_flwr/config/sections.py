@@ -322,7 +322,7 @@ class OutputSection(_Section):
     directory: _Path | None = None
     evaluate_every: Count = 1  # rounds; the last one is always evaluated
     checkpoint_every: int = Field(0, ge=0, le=10**9)  # rounds; 0: no checkpoints
-    keep: int = Field(3, ge=1, le=500)  # checkpoints
+    keep: int = Field(3, ge=1, le=1500)  # checkpoints
     diagnostics: bool = False  # drift, ‖c‖, and at evaluations ‖∇f(x)‖: a pass over all data
     # seconds of a client's local work, for the simulated run time alone; None: as measured here
     client_seconds: Rate | None = None

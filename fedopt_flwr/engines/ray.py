@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -32,15 +33,13 @@ def run_on_ray(
     num_clients: int,
     cpus_per_client: float,
     gpus_per_client: float,
-    on_crash: Callable[[], None] = lambda: None,
     cluster: Cluster | None = None,
 ) -> None:
     """Run a ServerApp with `main` and a ClientApp with `client_for` on Flower's simulation.
 
     What `main` raises is raised here: Flower would only log it. `client_for` is pickled for Ray's
-    processes. Where the simulation itself fails, `on_crash` has to end `main`, which Flower leaves
-    waiting in a thread; then RunError says why. Without `cluster` Ray starts on this machine and
-    ends with the run; a cluster stays as it was.
+    processes. Where the simulation itself fails, RunError says why. Without `cluster` Ray starts on
+    this machine and ends with the run; a cluster stays as it was.
     """
     if cpus_per_client <= 0:
         raise ConfigError(
@@ -49,10 +48,13 @@ def run_on_ray(
         )
     resources = {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client}
     errors: list[BaseException] = []
+    is_over = threading.Event()  # or stopped: Flower leaves `main` waiting in a thread for ever
     server_app = ServerApp()
 
     @server_app.main()
     def guarded(grid: Grid, context: Context) -> None:
+        for name in ("pull_messages", "get_node_ids"):  # one of them is called all the time
+            setattr(grid, name, _until(is_over, getattr(grid, name)))
         try:
             main(grid, context)
         except BaseException as error:
@@ -62,14 +64,24 @@ def run_on_ray(
         try:
             _simulate(server_app, client_for, num_clients, resources)
         except RuntimeError as error:
-            on_crash()
             first: BaseException = error
             while first.__cause__ is not None:
                 first = first.__cause__
             text = f"{type(first).__name__}: {first}"
             raise RunError(f"--engine ray: Flower's simulation ended: {text}") from error
+        finally:
+            is_over.set()
     if errors:
         raise errors[0]
+
+
+def _until(is_over: threading.Event, call: Callable[..., Any]) -> Callable[..., Any]:
+    def call_or_stop(*arguments: Any) -> Any:
+        if is_over.is_set():
+            raise KeyboardInterrupt  # which no failure of a client is taken for
+        return call(*arguments)
+
+    return call_or_stop
 
 
 def _simulate(

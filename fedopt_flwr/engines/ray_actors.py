@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -32,6 +33,7 @@ class LastingPool(BasicActorPool):
         self._changed = threading.Condition()
         self._jobs: dict[Any, Any] = {}  # by their future
         self._starting: dict[Any, Any] = {}  # actors in place of lost ones, by what is ready then
+        self._is_over = False
 
     def submit(self, actor_fn: Any, job: Any) -> Any:
         """Give a message to an idle actor, once there is one, and return its future.
@@ -41,6 +43,8 @@ class LastingPool(BasicActorPool):
         failed = seconds = 0
         with self._changed:
             while not self.pool:  # there is a thread for each actor that there was at the start
+                if self._is_over:
+                    raise RuntimeError("the simulation is over")
                 errors = self._make_up_for_lost()
                 failed += len(errors)
                 is_alone = self.num_actors == len(self._starting)
@@ -53,6 +57,12 @@ class LastingPool(BasicActorPool):
             future = super().submit(actor_fn, job)
             self._jobs[future] = (actor_fn, job)
             return future
+
+    def end(self) -> None:
+        """Wait for no actor any more: those of a run that was stopped never come back."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
 
     def fetch_result_and_return_actor_to_pool(self, future: Any) -> Any:
         """Return reply and context; the loss of the actor is raised where a second one is lost."""
@@ -124,8 +134,19 @@ def replacing_lost_actors() -> Iterator[None]:
     """Let Flower's simulation use this pool meanwhile; it lets nobody choose one."""
     name = "BasicActorPool"
     own = getattr(raybackend, name)
-    setattr(raybackend, name, LastingPool)
+    made: list[LastingPool] = []
+    at_end = signal.getsignal(signal.SIGTERM)
+
+    def make(*arguments: Any, **options: Any) -> LastingPool:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, at_end)  # Ray's own, set when it started, aborts
+        made.append(LastingPool(*arguments, **options))
+        return made[-1]
+
+    setattr(raybackend, name, make)
     try:
         yield
     finally:
         setattr(raybackend, name, own)
+        for pool in made:
+            pool.end()

@@ -97,7 +97,9 @@ class Instruction(_Checked):
     state_version: _Version = NEVER  # the round whose client state counts
     oldest_version: _Version = NEVER  # on which the oldest of the server's checkpoints counts
     # on which those since then count, joined by ","
-    middle_versions: str = Field("", pattern=r"^(-?[0-9]{1,9}(,-?[0-9]{1,9})*)?$", max_length=4096)
+    middle_versions: str = Field(
+        "", pattern=r"^(-?[0-9]{1,9}(,-?[0-9]{1,9})*)?$", max_length=_LONGEST_VALUE
+    )
 
     @classmethod
     def for_run(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 import tomllib
+import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from ..data import load_test_data
 from ..engines.grid import run_on_grid
 from ..engines.ray import run_on_ray
 from ..engines.ray_cluster import Cluster
-from ..errors import ConfigError, FedoptError, RunError
+from ..errors import ConfigError, FedoptError, FedoptWarning
 from ..flower import ClientStates, ContextStates
 from ..models import find_model
 from ..models.weights import weights_digest
@@ -75,18 +75,10 @@ def _read_options(fragment: str) -> dict[str, Any]:
         ) from None
 
 
-def serve_on_grid(
-    config: RunConfig,
-    listener: Listener,
-    grid: Any,
-    while_waiting: Callable[[], None] = lambda: None,
-) -> Result:
-    """Run a federation over the nodes of Flower's grid and write its files.
-
-    `while_waiting` is called while clients are missing and may raise to give up.
-    """
+def serve_on_grid(config: RunConfig, listener: Listener, grid: Any) -> Result:
+    """Run a federation over the nodes of Flower's grid and write its files."""
     experiment = Experiment(config, data=load_test_data(config))
-    run = Run(experiment, listener, None, while_waiting=while_waiting)
+    run = Run(experiment, listener, None)
     with run.recording():
         run_on_grid(
             run.strategy,
@@ -149,7 +141,13 @@ def simulate_on_ray(
     code travels there with its folder; data does not, each machine reads its own.
     """
     results: list[Result] = []
-    crashed = threading.Event()
+    if config.output.checkpoint_every and config.make_rule().client_state:
+        warnings.warn(
+            "output.checkpoint_every: a run with this rule and --engine ray cannot be resumed, as "
+            "what clients keep ends with Ray's processes; leave it out, or run without Ray",
+            FedoptWarning,
+            stacklevel=2,
+        )
     # pickled for processes that may run in another folder: in that of a cluster's copy
     folder = None if ray_address else config.import_folders[0]
     own = RunConfig(**config.to_dict()).looking_in(folder)
@@ -163,17 +161,12 @@ def simulate_on_ray(
             patience_seconds=config.federation.start_timeout,
         )
 
-    def require_simulation() -> None:
-        if crashed.is_set():
-            raise RunError("--engine ray: Flower's simulation ended")
-
     def main(grid: Any, context: Any) -> None:
-        results.append(serve_on_grid(config, listener, grid, require_simulation))
+        results.append(serve_on_grid(config, listener, grid))
 
     run_on_ray(
         main,
         partial(client_of_node, own),
-        on_crash=crashed.set,
         num_clients=number,
         cpus_per_client=cpus_per_client,
         gpus_per_client=gpus_per_client,

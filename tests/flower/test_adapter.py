@@ -446,17 +446,17 @@ def test_a_mask_of_infinite_values_may_be_a_buffer() -> None:
 
 
 def test_an_instruction_names_as_many_checkpoints_as_may_be_kept() -> None:
-    strategy = open_run(small_config(output={"keep": 500}), three_datasets()).strategy
-    for kept in (range(500), [7] * 500):
-        rounds = [100_000 + number for number in kept]
+    strategy = open_run(small_config(output={"keep": 1500}), three_datasets()).strategy
+    for kept in (range(1500), [7] * 1500):
+        rounds = [900_000_000 + number for number in kept]
         strategy._kept_versions.extend({0: number} for number in rounds)
         [(_, ins)] = strategy._instruct("train", [0], {"model": strategy.state["model"]})
         found = Instruction.from_config(ins.config)
         assert found.kept_versions - {found.state_version} == {*rounds}
     with pytest.raises(
-        ConfigError, match=r"output\.keep: got 501; should be less than or equal to 50"
+        ConfigError, match=r"output\.keep: got 1501; should be less than or equal to 15"
     ):
-        RunConfig(output={"keep": 501})
+        RunConfig(output={"keep": 1501})
 
 
 def test_a_client_that_evaluates_before_it_trains_knows_how_large_messages_are() -> None:

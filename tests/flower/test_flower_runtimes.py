@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -121,6 +122,24 @@ def test_ray_gives_the_same_bits_as_one_process(processes: Processes, rule: str)
     assert evaluations_in(folder) == evaluations_in(alone)
     assert evaluations_in(folder)[-1]["spread"]["accuracy"]["clients"] == 3
     assert rule != "autofed" or 0 < read_records(folder)[-1]["chosen"]["ramp_end"] < 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_on_ray_that_is_stopped_ends(
+    processes: Processes, ending: signal.Signals, code: int
+) -> None:
+    folder = processes.folder / "ray"
+    endless = [*settings_of("scaffold_m", folder), "federation.num_rounds=100000"]
+    endless.append("output.checkpoint_every=1")
+    given = [part for setting in endless for part in ("--set", setting)]
+    run = processes.start("ray", "simulate", "--engine", "ray", *given)
+    records = folder / "rounds.jsonl"
+    wait_until(lambda: records.exists() and records.stat().st_size > 0, lambda: run.log)
+    run.process.send_signal(ending)
+    assert run.ended() == code, run.log
+    assert "with this rule and --engine ray cannot be resumed" in run.log
+    assert "Traceback" not in run.log
 
 
 @pytest.mark.slow

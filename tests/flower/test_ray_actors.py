@@ -162,6 +162,19 @@ def test_three_that_fail_to_start_at_once_count_as_three(monkeypatch: pytest.Mon
         reply(backend, "first")
 
 
+def test_a_message_of_a_run_that_is_over_waits_for_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(1)
+    backend = backend_on(cluster, monkeypatch)
+    cluster.actors[0].error = RayActorError()
+    cluster.machines[0].is_lost = True
+    pool: Any = backend.pool
+    pool.end()
+    with pytest.raises(RuntimeError, match="the simulation is over"):
+        reply(backend, "first")
+
+
 def test_where_nothing_starts_a_message_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

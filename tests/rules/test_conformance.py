@@ -415,8 +415,8 @@ class DistanceFromTheLastModel(PAdaMFedDoG):
 
 
 class StepsThatDoNotShrinkToTheEnd(PAdaMFedDoG):
-    def report(self, state, number):
-        return super().report(state, min(number, 1))
+    def _movement(self, state, number):
+        return super()._movement(state, min(number, 1))
 
 
 class NumberOfExamplesIgnored(FedAvg):
