@@ -32,7 +32,7 @@ from ._control_variates import GradientVariateRule
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SMALLEST_LEAN_DIVISOR = 1e-2  # of βηK; float32 leaves about 1e-7/(βηK) of relative error
+_SMALLEST_LEAN_DIVISOR = 1e-2  # of βηK; float32 leaves about 1e-5/(βηK) of relative error
 
 
 class Scaffold(GradientVariateRule):

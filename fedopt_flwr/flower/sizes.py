@@ -8,7 +8,7 @@ from ..errors import ConfigError
 from ..training.flat_model import FlatModel
 from .messages import encoded_size, expected_arrays
 
-_INSTRUCTION_BYTES = 24_576  # an upper bound, with as many versions as may be kept
+_INSTRUCTION_BYTES = 8192  # an upper bound, but where very many checkpoints are kept
 _MIB = 1 << 20
 
 
