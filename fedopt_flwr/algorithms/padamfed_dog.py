@@ -72,7 +72,7 @@ class PAdaMFedDoG(PAdaMFed):
         gamma, squares = float(state["distance"]), float(state["squared_gradients"])
         if squares > 0:  # not before the second round
             horizon = state.plan.num_rounds
-            gamma *= (1 - (min(number, horizon) - 1) / horizon) / math.sqrt(squares)
+            gamma = gamma / math.sqrt(squares) * (1 - (min(number, horizon) - 1) / horizon)
         return self.step_scale * gamma
 
     def report(self, state: ServerState, number: int) -> dict[str, float]:
